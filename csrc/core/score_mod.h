@@ -1,0 +1,38 @@
+// How a raw dot product becomes a score: scale, softcap, ALiBi, in this order.
+#pragma once
+
+#include "core/fast_math.h"
+#include "core/macros.h"
+#include "flashattn/params.h"
+
+namespace flashattn {
+
+// Scores stay raw dot products, and the scale is folded into the exponent (`exponent_scale`),
+// unless something has to act on the scaled score first. A scale that is not positive counts as
+// such a thing: the running maximum is taken before an exponent scale is applied, which is only
+// right when that scale is positive.
+struct ScoreMod {
+  bool active;           // apply() must be called on every score
+  float scale;
+  float softcap;
+  bool alibi;
+  float exponent_scale;  // score * exponent_scale is the exponent of e, after apply() if active
+
+  // -slope * |distance|, where distance = i + len_k - len_q - j.
+  FA_HD static float alibi_bias(float slope, int distance) {
+    return -slope * static_cast<float>(distance < 0 ? -distance : distance);
+  }
+
+  FA_HD float scaled_and_capped(float raw) const {
+    float const s = raw * scale;
+    return softcap > 0.f ? softcap * tanh_saturating(s / softcap) : s;
+  }
+};
+
+FA_HD ScoreMod score_mod(Score const& score) {
+  bool const alibi = score.alibi_slopes != nullptr;
+  bool const active = score.softcap > 0.f || alibi || !(score.scale > 0.f);
+  return {active, score.scale, score.softcap, alibi, active ? 1.f : score.scale};
+}
+
+}  // namespace flashattn

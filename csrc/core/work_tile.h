@@ -1,0 +1,56 @@
+// Which query tile a thread block (or, on the CPU, a task) computes.
+#pragma once
+
+#include <cstdint>
+
+#include "core/block_range.h"
+#include "core/macros.h"
+#include "flashattn/params.h"
+
+namespace flashattn {
+
+struct WorkTile {
+  int batch;
+  int head;     // with packed heads: the key/value head
+  int m_block;  // may lie outside of its sequence: then there is nothing to do
+};
+
+// Tiles of one head. Dense: every sequence has the same number. Packed: sequence b starts at slot
+// cu_seqlens_q[b] / tile + b; rounding down costs it at most one slot, which the "+ b" provides.
+// So the grid follows from sizes that the host knows, whatever lengths the device holds, and an
+// upper bound like max_seqlen_q plays no part in it.
+FA_HD int64_t tiles_per_head(Shape const& shape, Lengths const& lengths, int tile_tokens) {
+  if (lengths.cu_seqlens_q == nullptr) {
+    return int64_t(shape.batch) * ceil_div(shape.seqlen_q, tile_tokens);
+  }
+  return int64_t(lengths.total_q) / tile_tokens + shape.batch;
+}
+
+FA_HD int packed_slot(int const* cu_seqlens_q, int batch, int tile_tokens) {
+  return cu_seqlens_q[batch] / tile_tokens + batch;
+}
+
+// Tiles with the same head are neighbours, so that they share keys and values in the L2 cache. In
+// a sequence the last tile comes first: under a causal mask it is the longest.
+FA_HD WorkTile work_tile(Shape const& shape, Lengths const& lengths, int tile_tokens, int64_t index) {
+  int const per_head = static_cast<int>(tiles_per_head(shape, lengths, tile_tokens));
+  WorkTile tile{0, static_cast<int>(index / per_head), 0};
+  int const slot = static_cast<int>(index % per_head);
+  if (lengths.cu_seqlens_q == nullptr) {
+    int const blocks = ceil_div(shape.seqlen_q, tile_tokens);
+    tile.batch = slot / blocks;
+    tile.m_block = blocks - 1 - slot % blocks;
+    return tile;
+  }
+  int low = 0, high = shape.batch;  // the sequence is the last one whose first slot is <= slot
+  while (high - low > 1) {
+    int const middle = low + (high - low) / 2;
+    if (packed_slot(lengths.cu_seqlens_q, middle, tile_tokens) <= slot) { low = middle; } else { high = middle; }
+  }
+  int const next = packed_slot(lengths.cu_seqlens_q, low + 1, tile_tokens);
+  tile.batch = low;
+  tile.m_block = next - 1 - slot;
+  return tile;
+}
+
+}  // namespace flashattn
