@@ -19,13 +19,13 @@ struct VisibleBand {
 
 // The diagonal is aligned to the bottom right: the last row sits on the last key. Clamping a side
 // of the window to the sequence keeps the sums in 32 bit and cannot change what is visible: row i
-// is at least 0 and at most len_q - 1, so a right side of len_q reaches past the last key from
-// every row, and a left side of len_k reaches key 0.
+// is at least 0 and at most len_q - 1, so a right side of len_q - 1 reaches the last key from every
+// row, and a left side of len_k reaches key 0.
 FA_HD VisibleBand visible_band(int len_q, int len_k, Window window) {
   int const diagonal = len_k - len_q;
   VisibleBand band{len_k, -len_q, len_k};
   if (window.left >= 0) { band.begin_shift = diagonal - (window.left < len_k ? window.left : len_k); }
-  if (window.right >= 0) { band.end_shift = diagonal + (window.right < len_q ? window.right : len_q) + 1; }
+  if (window.right >= 0) { band.end_shift = diagonal + (window.right < len_q ? window.right + 1 : len_q); }
   return band;
 }
 

@@ -5,6 +5,7 @@
 
 #include "core/block_range.h"
 #include "core/macros.h"
+#include "core/sequence_info.h"
 #include "flashattn/params.h"
 
 namespace flashattn {
@@ -26,8 +27,9 @@ FA_HD int64_t tiles_per_head(Shape const& shape, Lengths const& lengths, int til
   return int64_t(lengths.total_q) / tile_tokens + shape.batch;
 }
 
-FA_HD int packed_slot(int const* cu_seqlens_q, int batch, int tile_tokens) {
-  return cu_seqlens_q[batch] / tile_tokens + batch;
+// Clamped like the rows themselves, so that no content of cu_seqlens_q makes m_block overflow.
+FA_HD int packed_slot(Lengths const& lengths, int batch, int tile_tokens) {
+  return clamp(lengths.cu_seqlens_q[batch], 0, lengths.total_q) / tile_tokens + batch;
 }
 
 // Tiles with the same head are neighbours, so that they share keys and values in the L2 cache. In
@@ -45,9 +47,9 @@ FA_HD WorkTile work_tile(Shape const& shape, Lengths const& lengths, int tile_to
   int low = 0, high = shape.batch;  // the sequence is the last one whose first slot is <= slot
   while (high - low > 1) {
     int const middle = low + (high - low) / 2;
-    if (packed_slot(lengths.cu_seqlens_q, middle, tile_tokens) <= slot) { low = middle; } else { high = middle; }
+    if (packed_slot(lengths, middle, tile_tokens) <= slot) { low = middle; } else { high = middle; }
   }
-  int const next = packed_slot(lengths.cu_seqlens_q, low + 1, tile_tokens);
+  int const next = packed_slot(lengths, low + 1, tile_tokens);
   tile.batch = low;
   tile.m_block = next - 1 - slot;
   return tile;
