@@ -1,0 +1,81 @@
+// The online softmax of the rows that a thread holds, in registers. A row is spread over the four
+// neighbouring threads of a quad.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "core/online_softmax.h"
+
+namespace flashattn::sm80 {
+
+CUTE_DEVICE float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+
+CUTE_DEVICE float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffff, x, 1);
+  return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+template <int kRows>
+class RowSoftmax {
+ public:
+  CUTE_DEVICE explicit RowSoftmax(float exponent_scale)
+      : exponent_scale_(exponent_scale), scale_log2_(exponent_scale * kLog2e) {
+    CUTE_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      maximum_[row] = -kInfinity;
+      sum_[row] = 0.f;
+    }
+  }
+
+  // Turns a block of scores into probabilities relative to the running maximum, and rescales what
+  // the older blocks left in `acc` to it. Both are (row, column) views.
+  template <class Scores, class Acc>
+  CUTE_DEVICE void update(Scores& scores, Acc& acc) {
+    static_assert(decltype(cute::size<0>(scores))::value == kRows);
+    CUTE_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      float const old_maximum = maximum_[row];
+      maximum_[row] = quad_max(row_max(scores, row, old_maximum));
+      float const factor = rescale_factor(old_maximum, maximum_[row], scale_log2_);
+      CUTE_UNROLL
+      for (int col = 0; col < cute::size<1>(acc); ++col) { acc(row, col) *= factor; }
+      sum_[row] = sum_[row] * factor + exponentiate(scores, row);
+    }
+  }
+
+  // Once, after the last block. `sink` as in finish_softmax.
+  CUTE_DEVICE SoftmaxResult finish(int row, float sink) const {
+    return finish_softmax(maximum_[row], quad_sum(sum_[row]), exponent_scale_, sink);
+  }
+
+ private:
+  template <class Scores>
+  CUTE_DEVICE static float row_max(Scores const& scores, int row, float start) {
+    float result = start;
+    CUTE_UNROLL
+    for (int col = 0; col < cute::size<1>(scores); ++col) { result = fmaxf(result, scores(row, col)); }
+    return result;
+  }
+
+  template <class Scores>
+  CUTE_DEVICE float exponentiate(Scores& scores, int row) const {
+    float const shift = subtrahend(maximum_[row]) * scale_log2_;
+    float sum = 0.f;
+    CUTE_UNROLL
+    for (int col = 0; col < cute::size<1>(scores); ++col) {
+      scores(row, col) = exp2_fast(fmaf(scores(row, col), scale_log2_, -shift));
+      sum += scores(row, col);
+    }
+    return sum;
+  }
+
+  float const exponent_scale_;
+  float const scale_log2_;
+  float maximum_[kRows];
+  float sum_[kRows];  // of this thread's columns
+};
+
+}  // namespace flashattn::sm80

@@ -1,0 +1,72 @@
+// The types that a kernel is made of, derived from its element type, head dim and architecture.
+#pragma once
+
+#include <cute/tensor.hpp>
+#include <cutlass/numeric_types.h>
+
+#include "core/tile_table.h"
+#include "flashattn/params.h"
+
+namespace flashattn::sm80 {
+
+template <DType kDType>
+struct ElementTypes;
+
+template <>
+struct ElementTypes<DType::kFloat16> {
+  using Element = cutlass::half_t;
+  using MmaAtom = cute::MMA_Atom<cute::SM80_16x8x16_F32F16F16F32_TN>;
+};
+
+template <>
+struct ElementTypes<DType::kBFloat16> {
+  using Element = cutlass::bfloat16_t;
+  using MmaAtom = cute::MMA_Atom<cute::SM80_16x8x16_F32BF16BF16F32_TN>;
+};
+
+template <DType kDType, int kHeadDim_, int kArch>
+struct ForwardTraits {
+  using Element = typename ElementTypes<kDType>::Element;
+
+  static constexpr TileShape kTile = tile_shape(kArch, kHeadDim_);
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kBlockM = kTile.m;
+  static constexpr int kBlockN = kTile.n;
+  static constexpr int kThreads = 32 * kTile.warps;
+  static constexpr int kStages = kTile.stages;
+
+  using HeadDim = cute::Int<kHeadDim>;
+  using BlockM = cute::Int<kBlockM>;
+  using BlockN = cute::Int<kBlockN>;
+
+  // Warps split the rows. 16 keys at a time, so that the accumulator of Q·Kᵀ has the layout of the
+  // A operand of P·V.
+  using TiledMma = cute::TiledMMA<typename ElementTypes<kDType>::MmaAtom,
+                                  cute::Layout<cute::Shape<cute::Int<kTile.warps>, cute::_1, cute::_1>>,
+                                  cute::Tile<cute::Int<16 * kTile.warps>, cute::_16, cute::_16>>;
+
+  // A tile lies in shared memory as column blocks of one or half a 128-byte line. The swizzle
+  // spreads the 8 rows that one ldmatrix phase reads over all 32 banks.
+  static constexpr int kColBlock = kHeadDim % 64 == 0 ? 64 : 32;
+  using SmemAtom = decltype(cute::composition(
+      cute::Swizzle<kColBlock == 64 ? 3 : 2, 3, 3>{},
+      cute::Layout<cute::Shape<cute::_8, cute::Int<kColBlock>>,
+                   cute::Stride<cute::Int<kColBlock>, cute::_1>>{}));
+  using SmemLayoutQ = decltype(cute::tile_to_shape(SmemAtom{}, cute::Shape<BlockM, HeadDim>{}));
+  using SmemLayoutKv = decltype(cute::tile_to_shape(SmemAtom{}, cute::Shape<BlockN, HeadDim>{}));
+  using SmemLayoutVt = decltype(cute::composition(
+      SmemLayoutKv{}, cute::make_layout(cute::Shape<HeadDim, BlockN>{}, cute::GenRowMajor{})));
+
+  using LoadMatrix = cute::Copy_Atom<cute::SM75_U32x4_LDSM_N, Element>;
+  using LoadMatrixTransposed = cute::Copy_Atom<cute::SM75_U16x8_LDSM_T, Element>;
+
+  struct SharedStorage {
+    alignas(128) Element q[kBlockM * kHeadDim];  // the output, once the main loop is done
+    alignas(128) Element k[kStages][kBlockN * kHeadDim];
+    alignas(128) Element v[kStages][kBlockN * kHeadDim];
+  };
+  static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim));
+  static_assert(sizeof(SharedStorage) <= smem_limit(kArch));
+};
+
+}  // namespace flashattn::sm80
