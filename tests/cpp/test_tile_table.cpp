@@ -1,0 +1,70 @@
+// core/tile_table.h: every kernel fits every architecture, and the shapes keep the kernels' rules.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "core/tile_table.h"
+
+namespace {
+
+using flashattn::TileShape;
+
+// Shared memory of a thread block in KiB, from the CUDA C++ Programming Guide: 1 less than what a
+// multiprocessor has.
+constexpr std::pair<int, int> kSharedKiB[] = {{80, 163},  {86, 99},   {87, 163},  {89, 99},  {90, 227},
+                                              {100, 227}, {103, 227}, {110, 227}, {120, 99}, {121, 99}};
+
+template <class Visit>
+void for_every_kernel(Visit const& visit) {
+  for (auto const& [arch, kib] : kSharedKiB) {
+    for (int head_dim : flashattn::kHeadDims) {
+      SCOPED_TRACE("sm_" + std::to_string(arch) + ", head dim " + std::to_string(head_dim));
+      visit(arch, head_dim, flashattn::tile_shape(arch, head_dim));
+    }
+  }
+}
+
+TEST(TileTable, LimitsOfTheArchitectures) {
+  for (auto const& [arch, kib] : kSharedKiB) { EXPECT_EQ(flashattn::smem_limit(arch), kib * 1024) << "sm_" << arch; }
+}
+
+TEST(TileTable, SharedMemoryFitsEverywhere) {
+  for_every_kernel([](int arch, int head_dim, TileShape tile) {
+    EXPECT_LE(flashattn::smem_bytes(tile, head_dim), flashattn::smem_limit(arch));
+    int const q = tile.m * head_dim, kv = 2 * tile.stages * tile.n * head_dim;
+    EXPECT_GE(flashattn::smem_bytes(tile, head_dim), 2 * std::max(q, kv));
+  });
+}
+
+TEST(TileTable, ShapesSuitTheMatrixInstruction) {
+  for_every_kernel([](int, int, TileShape tile) {
+    EXPECT_GE(tile.warps, 1);
+    EXPECT_LE(tile.warps, 32);
+    EXPECT_EQ(tile.m % (16 * tile.warps), 0);  // an m16n8k16 takes 16 rows of a warp
+    EXPECT_EQ(tile.n % 16, 0);                 // keys are the depth of P·V
+    EXPECT_GT(tile.m, 0);
+    EXPECT_GT(tile.n, 0);
+    EXPECT_GE(tile.stages, 1);
+  });
+}
+
+// The accumulator of out takes m / (16 warps) · head_dim / 8 · 4 registers of a thread.
+TEST(TileTable, AccumulatorLeavesRegistersForTheRest) {
+  for_every_kernel([](int, int head_dim, TileShape tile) {
+    int const accumulator = tile.m / (16 * tile.warps) * head_dim / 2;
+    int const scores = tile.m / (16 * tile.warps) * tile.n / 2;
+    int const per_thread = std::min(255, 65536 / (32 * tile.warps));
+    EXPECT_LT(accumulator + scores, per_thread);
+  });
+}
+
+TEST(TileTable, AKernelHoldsEveryHeadDim) {
+  EXPECT_TRUE(std::is_sorted(std::begin(flashattn::kHeadDims), std::end(flashattn::kHeadDims)));
+  EXPECT_EQ(*std::rbegin(flashattn::kHeadDims), 256);
+  for (int head_dim : flashattn::kHeadDims) { EXPECT_EQ(head_dim % 32, 0); }
+}
+
+}  // namespace
