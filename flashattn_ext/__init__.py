@@ -1,0 +1,27 @@
+"""Exact attention in tiles for GPUs and CPUs: dense and packed sequences through one entry point.
+
+Importing this package never fails and never touches a device. A problem of the installation
+(no torch, a library that was not built or does not load) is raised by the first call, in one
+sentence with the remedy; ``python -m flashattn_ext.info`` reports it too.
+"""
+
+from ._build import BUILD
+
+try:
+    import torch  # noqa: F401  before the ops library, which needs torch's libraries loaded
+except (ImportError, OSError) as error:
+    _torch_error = f"{type(error).__name__}: {error}"
+
+    def __getattr__(name: str):
+        if name in __all__:
+            raise ImportError(
+                "flashattn_ext needs PyTorch 2.10 or newer, which does not import here "
+                f"({_torch_error}): install torch, then try again."
+            )
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+else:
+    from .interface import flash_fwd, supports
+
+__all__ = ["flash_fwd", "supports"]
+__version__ = BUILD.get("version", "0+unbuilt")

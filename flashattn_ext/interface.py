@@ -1,0 +1,154 @@
+"""The public functions. Meanings: docs/semantics.md; every check: _checks.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from . import _checks, _ops
+
+
+def flash_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Exact attention ``softmax(scale * q k^T + bias) v``, computed in tiles.
+
+    The tiling with a running maximum and sum is FlashAttention (Dao et al. 2022,
+    arXiv:2205.14135, algorithm 1; Dao 2023, arXiv:2307.08691, section 3.1).
+
+    For a batch of ``b`` sequences, ``h`` query heads, ``hk`` key/value heads (``h % hk == 0``:
+    query head ``n`` reads key/value head ``n // (h // hk)``) and head dim ``d`` (1 to 256):
+
+    * dense: ``q (b, sq, h, d)``, ``k`` and ``v (b, sk, hk, d)``;
+    * packed: ``q (Tq, h, d)``, ``k`` and ``v (Tk, hk, d)`` hold the sequences one after another.
+
+    All three have one dtype: float16 or bfloat16, on the CPU also float32. The last dim must have
+    stride 1, data and the other strides must be multiples of 16 bytes (unless ``d % 8 != 0``, when
+    the call works on padded copies); apart from that any strides, also 0, work without a copy.
+
+    Args:
+        q, k, v: queries, keys, values.
+        cu_seqlens_q, cu_seqlens_k: int32 ``(b + 1,)``, packed only: sequence ``n`` is rows
+            ``cu_seqlens[n]`` to ``cu_seqlens[n + 1] - 1``; starts with 0.
+        max_seqlen_q, max_seqlen_k: ints, packed only: upper bounds of the sequences' lengths. The
+            result does not depend on them.
+        seqused_k: int32 ``(b,)``: only the first ``seqused_k[n]`` keys of sequence ``n`` exist.
+        softmax_scale: factor of ``q k^T``; default ``d ** -0.5`` (Vaswani et al. 2017,
+            arXiv:1706.03762, equation 1).
+        causal: query ``i`` sees keys ``j <= i + sk - sq``, so the last query sees the last key.
+            The same as a window with right side 0.
+        window_size: ``(left, right)``: query ``i`` sees keys ``i + sk - sq - left`` to
+            ``i + sk - sq + right``, both inclusive; -1 leaves a side open.
+        softcap: above 0, scores become ``softcap * tanh(score / softcap)`` (Gemma 2,
+            arXiv:2408.00118, section 2).
+        alibi_slopes: float32 ``(h,)`` or ``(b, h)``: adds ``-slope * |i + sk - sq - j|`` to the
+            scores, after the cap (ALiBi, arXiv:2108.12409, section 3).
+        sinks: ``(h,)``, float32 or q's dtype: one more logit of each softmax's denominator, with
+            no value; neither scaled nor capped (attention sinks as in gpt-oss, arXiv:2508.10925).
+        out: written instead of a new tensor: shape, dtype and device of q, not overlapping an
+            input. Packed: rows from ``cu_seqlens_q[-1]`` on are left as they are.
+        return_lse: also return the natural logarithm of each softmax's denominator.
+
+    Returns:
+        ``out``, shaped like q and contiguous (or the given tensor); with ``return_lse`` the tuple
+        ``(out, lse)`` with float32 ``lse (b, h, sq)``, packed ``(h, Tq)``. A query that sees no key
+        has ``out`` 0 and ``lse`` -inf, or its sink. Packed: rows from ``cu_seqlens_q[-1]`` on of
+        what the call allocates are unspecified.
+
+    Raises:
+        ValueError: an argument does not fit; the message names it, what it got, what is allowed.
+        NotImplementedError: meaningful, but not served by this version, build or device: gradients
+            (call under ``torch.no_grad()``), dtypes, head dims over 256, a GPU not covered.
+        RuntimeError: the compiled library is missing or does not load, or a launch failed.
+
+    Runs on the device of q, on that device's current stream, and never waits for it: lengths stay
+    on the device, where values out of range are clamped. With ``FLASHATTN_EXT_CHECK=1`` in the
+    environment lengths are read on the host first and bad values raise a ValueError with row and
+    value (this waits for the device, except while a CUDA graph is captured, which it leaves out).
+    """
+    scale, left, right, softcap, bound_q, bound_k = _checks.check_call(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k,
+        softmax_scale, causal, window_size, softcap, alibi_slopes, sinks, out,
+    )  # fmt: skip
+    head_dim = q.shape[-1]
+    if head_dim % 8:
+        missing = (0, 8 - head_dim % 8)
+        q, k, v = pad(q, missing), pad(k, missing), pad(v, missing)
+    arguments = (
+        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, bound_q, bound_k,
+        scale, left, right, softcap, alibi_slopes, sinks,
+    )  # fmt: skip
+    if out is None:
+        result, lse = _ops.fwd(*arguments)
+        if head_dim % 8:
+            result = result[..., :head_dim].contiguous()
+        return (result, lse) if return_lse else result
+
+    lse = None
+    if return_lse:
+        lse = torch.empty(_checks.lse_shape(q), dtype=torch.float32, device=q.device)
+    if head_dim % 8:
+        # Starts as a copy of out, so that rows which are no query's come back unchanged.
+        padded = pad(out, missing)
+        _ops.fwd_out(*arguments, padded, lse)
+        out.copy_(padded[..., :head_dim])
+    else:
+        _ops.fwd_out(*arguments, out, lse)
+    return (out, lse) if return_lse else out
+
+
+def supports(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+    return_lse: bool = False,
+) -> tuple[bool, str]:
+    """Whether ``flash_fwd`` would take exactly these arguments, and if not, why.
+
+    Takes the arguments of `flash_fwd` and makes the same checks, including what this build and
+    this GPU cover; launches nothing and writes nothing. Also works on meta and fake tensors.
+
+    Returns:
+        ``(True, "")``, or ``(False, reason)`` with the message that `flash_fwd` would raise.
+    """
+    del return_lse  # every value is served
+    if _ops.load_error:
+        return False, _ops.load_error
+    try:
+        _checks.check_call(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k,
+            softmax_scale, causal, window_size, softcap, alibi_slopes, sinks, out,
+        )  # fmt: skip
+    except (ValueError, NotImplementedError) as error:
+        return False, str(error)
+    return True, ""
