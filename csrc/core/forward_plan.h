@@ -23,9 +23,9 @@ FA_HD ForwardPlan plan_forward(Shape const& shape, Lengths const& lengths, TileS
   int const group = shape.heads / shape.heads_kv;
   bool const pack = group > 1 && group <= tile.m && shape.seqlen_q <= tile.m / 2;
   ForwardPlan plan{RowMap{pack ? group : 1}, 0, 0};
-  plan.tile_tokens = tile.m / plan.row_map.pack;
+  plan.tile_tokens = tile.m / plan.row_map.pack();
   plan.tiles =
-      tiles_per_head(shape, lengths, plan.tile_tokens) * (shape.heads / plan.row_map.pack);
+      tiles_per_head(shape, lengths, plan.tile_tokens) * (shape.heads / plan.row_map.pack());
   return plan;
 }
 

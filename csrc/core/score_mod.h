@@ -15,6 +15,7 @@ struct ScoreMod {
   bool active;           // apply() must be called on every score
   float scale;
   float softcap;
+  float inverse_softcap;
   bool alibi;
   float exponent_scale;  // score * exponent_scale is the exponent of e, after apply() if active
 
@@ -25,14 +26,15 @@ struct ScoreMod {
 
   FA_HD float scaled_and_capped(float raw) const {
     float const s = raw * scale;
-    return softcap > 0.f ? softcap * tanh_saturating(s / softcap) : s;
+    return softcap > 0.f ? softcap * tanh_saturating(s * inverse_softcap) : s;
   }
 };
 
 FA_HD ScoreMod score_mod(Score const& score) {
   bool const alibi = score.alibi_slopes != nullptr;
   bool const active = score.softcap > 0.f || alibi || !(score.scale > 0.f);
-  return {active, score.scale, score.softcap, alibi, active ? 1.f : score.scale};
+  float const inverse = score.softcap > 0.f ? 1.f / score.softcap : 0.f;
+  return {active, score.scale, score.softcap, inverse, alibi, active ? 1.f : score.scale};
 }
 
 }  // namespace flashattn

@@ -18,7 +18,7 @@ struct QueryTile {
   FA_HD QueryTile(FlashFwdParams const& params, ForwardPlan const& plan, WorkTile const& work)
       : seq(sequence_info(params.shape, params.lengths, work.batch)),
         row_map(plan.row_map),
-        first_head(work.head * plan.row_map.pack) {
+        first_head(work.head * plan.row_map.pack()) {
     // The tile may lie outside of its sequence (work_tile.h); compared as unsigned numbers so that
     // lengths that make no sense lead nowhere.
     int const blocks = ceil_div(seq.len_q, plan.tile_tokens);

@@ -282,7 +282,7 @@ TEST(ForwardPlan, PacksHeadsOnlyWhenTheyFitAndRowsAreFew) {
         Shape const shape{.batch = 2, .heads = heads_kv * group, .heads_kv = heads_kv, .head_dim = 64,
                           .seqlen_q = seqlen_q, .seqlen_k = 9};
         flashattn::ForwardPlan const plan = flashattn::plan_forward(shape, {}, tile);
-        int const pack = plan.row_map.pack;
+        int const pack = plan.row_map.pack();
         EXPECT_TRUE(pack == 1 || pack == group) << pack;
         EXPECT_GE(plan.tile_tokens, 1);
         EXPECT_LE(plan.row_map.rows(plan.tile_tokens), tile.m);
