@@ -1,0 +1,125 @@
+#include "validate.h"
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "flashattn/error.h"
+
+namespace flashattn {
+namespace {
+
+constexpr int kMaxLength = 1 << 30;  // leaves room in 32 bit for a sum of two lengths
+constexpr int kMaxHeads = 65535;
+constexpr int kMaxHeadDim = 256;
+constexpr int kAlignment = 16;  // bytes: what one cp.async or vector load moves
+
+template <class Got>
+[[noreturn]] void reject(std::string_view name, Got got, std::string_view allowed) {
+  throw InvalidArgument(std::string(name) + ": expected " + std::string(allowed) + ", got " +
+                        std::to_string(got));
+}
+
+void check_range(std::string_view name, int64_t got, int64_t low, int64_t high) {
+  if (got < low || got > high) {
+    reject(name, got, std::to_string(low) + " ... " + std::to_string(high));
+  }
+}
+
+int element_size(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
+bool packed_q(FlashFwdParams const& p) { return p.lengths.cu_seqlens_q != nullptr; }
+bool packed_k(FlashFwdParams const& p) { return p.lengths.cu_seqlens_k != nullptr; }
+
+int64_t query_rows(FlashFwdParams const& p) {
+  return packed_q(p) ? p.lengths.total_q : int64_t(p.shape.batch) * p.shape.seqlen_q;
+}
+
+int64_t key_rows(FlashFwdParams const& p) {
+  return packed_k(p) ? p.lengths.total_k : int64_t(p.shape.batch) * p.shape.seqlen_k;
+}
+
+void check_shape(Shape const& shape) {
+  check_range("batch", shape.batch, 0, INT32_MAX);
+  check_range("seqlen_q", shape.seqlen_q, 0, kMaxLength);
+  check_range("seqlen_k", shape.seqlen_k, 0, kMaxLength);
+  check_range("heads", shape.heads, 0, kMaxHeads);
+  check_range("heads_kv", shape.heads_kv, shape.heads > 0 ? 1 : 0, kMaxHeads);
+  check_range("head_dim", shape.head_dim, 8, kMaxHeadDim);
+  if (shape.head_dim % 8 != 0) { reject("head_dim", shape.head_dim, "a multiple of 8"); }
+  if (shape.heads_kv > 0 && shape.heads % shape.heads_kv != 0) {
+    reject("heads_kv", shape.heads_kv, "a divisor of heads = " + std::to_string(shape.heads));
+  }
+}
+
+void check_lengths(Lengths const& lengths) {
+  check_range("total_q", lengths.total_q, 0, lengths.cu_seqlens_q != nullptr ? kMaxLength : 0);
+  check_range("total_k", lengths.total_k, 0, lengths.cu_seqlens_k != nullptr ? kMaxLength : 0);
+}
+
+void check_dtype(FlashFwdParams const& p) {
+  if (p.dtype == DType::kFloat32 && p.device == Device::kCuda) {
+    throw InvalidArgument("dtype: expected float16 or bfloat16 on CUDA, got float32");
+  }
+  DType const sinks = p.score.sinks_dtype;
+  if (p.score.sinks != nullptr && sinks != DType::kFloat32 && sinks != p.dtype) {
+    throw InvalidArgument("sinks_dtype: expected float32 or the dtype of q, got the other 16-bit type");
+  }
+}
+
+void check_score(Score const& score, Window window) {
+  check_range("window.left", window.left, -1, INT32_MAX);
+  check_range("window.right", window.right, -1, INT32_MAX);
+  if (!std::isfinite(score.scale)) { reject("scale", score.scale, "a finite number"); }
+  if (!std::isfinite(score.softcap) || score.softcap < 0.f) {
+    reject("softcap", score.softcap, "a finite number >= 0 (0 is off)");
+  }
+  if (score.alibi_batch_stride < 0) {
+    reject("alibi_batch_stride", score.alibi_batch_stride, "a number >= 0");
+  }
+}
+
+void check_aligned(std::string const& name, int64_t bytes) {
+  if (bytes % kAlignment != 0) { reject(name + " in bytes", bytes, "a multiple of 16"); }
+}
+
+// A stride counts only where its dimension is walked.
+template <class Pointer>
+void check_operand(std::string const& name, Strided<Pointer> const& t, FlashFwdParams const& p,
+                   int64_t rows, int64_t batches, int heads) {
+  if (t.data == nullptr) { throw InvalidArgument(name + ": expected a pointer, got null"); }
+  check_aligned(name, int64_t(reinterpret_cast<intptr_t>(t.data)));
+  int const size = element_size(p.dtype);
+  if (batches > 1) { check_aligned(name + ".batch_stride", t.batch_stride * size); }
+  if (rows > 1) { check_aligned(name + ".row_stride", t.row_stride * size); }
+  if (heads > 1) { check_aligned(name + ".head_stride", t.head_stride * size); }
+}
+
+void check_operands(FlashFwdParams const& p) {
+  int64_t const q_batches = packed_q(p) ? 1 : p.shape.batch;
+  int64_t const q_rows = packed_q(p) ? p.lengths.total_q : p.shape.seqlen_q;
+  check_operand("q", p.q, p, q_rows, q_batches, p.shape.heads);
+  check_operand("out", p.out, p, q_rows, q_batches, p.shape.heads);
+  if (key_rows(p) == 0) { return; }
+  int64_t const k_batches = packed_k(p) ? 1 : p.shape.batch;
+  int64_t const k_rows = packed_k(p) ? p.lengths.total_k : p.shape.seqlen_k;
+  check_operand("k", p.k, p, k_rows, k_batches, p.shape.heads_kv);
+  check_operand("v", p.v, p, k_rows, k_batches, p.shape.heads_kv);
+}
+
+}  // namespace
+
+bool has_work(FlashFwdParams const& params) {
+  return params.shape.batch > 0 && params.shape.heads > 0 && query_rows(params) > 0;
+}
+
+void validate(FlashFwdParams const& params) {
+  check_shape(params.shape);
+  check_lengths(params.lengths);
+  check_dtype(params);
+  check_score(params.score, params.window);
+  if (has_work(params)) { check_operands(params); }
+}
+
+}  // namespace flashattn

@@ -1,0 +1,14 @@
+// The contract of the C++ API, as far as the host can check it without reading device memory.
+#pragma once
+
+#include "flashattn/params.h"
+
+namespace flashattn {
+
+// False when out has no element: then nothing is launched and no pointer is looked at.
+bool has_work(FlashFwdParams const& params);
+
+// Throws InvalidArgument with the argument's name, what it got and what is allowed.
+void validate(FlashFwdParams const& params);
+
+}  // namespace flashattn
