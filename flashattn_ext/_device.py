@@ -5,9 +5,7 @@ from torch import Tensor
 
 from ._build import BUILD, LIBRARY
 
-_REINSTALL = (
-    "pip install --no-build-isolation --no-cache-dir --force-reinstall --no-deps . (in the source tree)"
-)
+_REINSTALL = "pip install --no-build-isolation --no-cache-dir --force-reinstall --no-deps . (in the source tree)"
 
 # Index of a GPU asked about before -> why this build cannot serve it, or "".
 _verdicts: dict[int, str] = {}

@@ -12,10 +12,10 @@ from ._build import LIBRARY
 _REBUILD = "Build and install it with `pip install .` in the source tree of flashattn_ext."
 
 # The arguments of both ops, in order; `fwd_out` has out and lse after them.
-_FWD_ARGUMENTS = (
-    "q k v cu_seqlens_q cu_seqlens_k seqused_k max_seqlen_q max_seqlen_k "
-    "softmax_scale window_left window_right softcap alibi_slopes sinks"
-).split()
+_FWD_ARGUMENTS = [
+    "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "max_seqlen_q", "max_seqlen_k",
+    "softmax_scale", "window_left", "window_right", "softcap", "alibi_slopes", "sinks",
+]  # fmt: skip
 
 
 def _load() -> str:

@@ -1,4 +1,4 @@
-"""The public functions. Meanings: docs/semantics.md; every check: _checks.py."""
+"""The public functions. Every check of their arguments is in _checks.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def flash_fwd(
     seqused_k: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = _checks.OPEN_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
@@ -126,7 +126,7 @@ def supports(
     seqused_k: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = _checks.OPEN_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,

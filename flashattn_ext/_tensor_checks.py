@@ -1,0 +1,98 @@
+"""Checks of one tensor on metadata: what it is, how it lies in memory, what it overlaps."""
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+
+def check_layout(name, tensor, item_bytes, aligned):
+    strides = tensor.stride()
+    if strides[-1] != 1 and tensor.shape[-1] != 1:
+        raise ValueError(
+            f"{name}: expected stride 1 in the last dim, got strides {tuple(strides)}: "
+            f"pass {name}.contiguous()"
+        )
+    if not aligned:
+        return
+    for size, stride in zip(tensor.shape[:-1], strides[:-1]):
+        if stride * item_bytes % 16 and size > 1:
+            raise ValueError(
+                f"{name}: expected strides that are multiples of 16 bytes ({16 // item_bytes} "
+                f"elements), got strides {tuple(strides)}: pass {name}.contiguous()"
+            )
+    # Only plain tensors surely have memory; for the others the offset must do. The library itself
+    # looks at the address again.
+    plain = type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_meta
+    if plain and not is_dynamo_compiling():
+        offset = tensor.data_ptr() % 16
+    else:
+        offset = tensor.storage_offset() * item_bytes % 16
+    if offset:
+        raise ValueError(
+            f"{name}: expected data that starts at a multiple of 16 bytes, got one {offset} bytes "
+            f"past it (a view at an odd offset): pass {name}.clone()"
+        )
+
+
+def check_metadata(name, tensor, device):
+    """Lengths: int32, one dim, contiguous, on q's device."""
+    require_tensor(name, tensor)
+    if tensor.dtype is not torch.int32 or tensor.ndim != 1:
+        raise ValueError(
+            f"{name}: expected a 1-D int32 tensor, got {dtype_name(tensor.dtype)} with shape "
+            f"{tuple(tensor.shape)}"
+        )
+    if tensor.device != device:
+        raise ValueError(f"{name}: expected device {device} like q, got {tensor.device}")
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name}: expected a contiguous tensor, got stride {tensor.stride(0)}")
+
+
+def check_tensor(name, tensor, q, dtypes, shapes):
+    require_tensor(name, tensor)
+    if tensor.dtype not in dtypes:
+        allowed = " or ".join(dict.fromkeys(dtype_name(dtype) for dtype in dtypes))
+        raise ValueError(f"{name}: expected dtype {allowed}, got {dtype_name(tensor.dtype)}")
+    if not any(tuple(tensor.shape) == shape for shape in shapes):
+        allowed = " or ".join(map(str, shapes))
+        raise ValueError(f"{name}: expected shape {allowed}, got {tuple(tensor.shape)}")
+    if tensor.device != q.device:
+        raise ValueError(f"{name}: expected device {q.device} like q, got {tensor.device}")
+    if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+        raise ValueError(f"{name}: expected stride 1 in the last dim, got {tuple(tensor.stride())}")
+
+
+def check_out(out, q, k, v):
+    check_tensor("out", out, q, (q.dtype,), (tuple(q.shape),))
+    check_layout("out", out, out.element_size(), out.shape[-1] % 8 == 0)
+    for size, stride in zip(out.shape, out.stride()):
+        if stride == 0 and size > 1:
+            raise ValueError(f"out: expected no expanded dim, got strides {tuple(out.stride())}")
+    if type(out) is not Tensor or out.is_meta or is_dynamo_compiling():
+        return  # no memory yet
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if type(tensor) is Tensor and _overlap(out, tensor):
+            raise ValueError(f"out: expected memory of its own, got memory that overlaps {name}")
+
+
+def _overlap(a, b):
+    """Whether two tensors surely share memory. Interleaved views of one buffer do not count."""
+    if a.numel() == 0 or b.numel() == 0:
+        return False
+    start_a, start_b = a.data_ptr(), b.data_ptr()
+    if start_a == start_b:
+        return True
+    if not (a.is_contiguous() and b.is_contiguous()):
+        return False
+    return start_a < start_b + b.nbytes and start_b < start_a + a.nbytes
+
+
+def require_tensor(name, value):
+    """A ValueError, like every refusal of an argument."""
+    if not isinstance(value, Tensor):
+        got = "None" if value is None else type(value).__name__
+        raise ValueError(f"{name}: expected a torch.Tensor, got {got}")  # noqa: TRY004
+
+
+def dtype_name(dtype):
+    return str(dtype).removeprefix("torch.")
