@@ -1,0 +1,71 @@
+// The forward pass: cuts a call into query tiles and shares them out to threads.
+#include <algorithm>
+
+#include "core/work_tile.h"
+#include "cpu/cpu.h"
+#include "cpu/query_tile.h"
+#include "cpu/thread_pool.h"
+
+namespace flashattn::cpu {
+namespace {
+
+// Rows of a tile. Packing a block of keys costs about as much as 4 rows' arithmetic, so more rows
+// gain little, and the rows' queries and sums should stay in the L2 cache.
+constexpr int kTileRows = 252;
+constexpr int kSmallTileRows = 96;  // when there would be too few tiles to share out evenly
+static_assert(kTileRows <= RowMap::kMaxRows);
+
+// Below this many multiply-adds a thread costs more to wake than it saves (about 20 us).
+constexpr int64_t kWorkPerThread = int64_t(1) << 21;
+
+int64_t multiply_adds(FlashFwdParams const& p) {
+  bool const packed_q = p.lengths.cu_seqlens_q != nullptr;
+  bool const packed_k = p.lengths.cu_seqlens_k != nullptr;
+  int64_t const rows = packed_q ? p.lengths.total_q : int64_t(p.shape.batch) * p.shape.seqlen_q;
+  int64_t const keys = packed_k ? p.lengths.total_k / p.shape.batch : p.shape.seqlen_k;
+  int64_t const packing = int64_t(p.shape.batch) * p.shape.heads_kv * 4;
+  return (rows * p.shape.heads + packing) * keys * p.shape.head_dim;
+}
+
+int useful_threads(FlashFwdParams const& p) {
+  return static_cast<int>(
+      std::clamp<int64_t>(multiply_adds(p) / kWorkPerThread, 1, num_threads()));
+}
+
+// The query heads of a key/value head share a tile, and with it the packed keys and values.
+RowMap row_map(Shape const& shape) {
+  int const heads_per_kv = shape.heads / shape.heads_kv;
+  return RowMap{heads_per_kv <= kTileRows ? heads_per_kv : 1};
+}
+
+// The size of a tile is free to follow the number of threads: it has no influence on a row's bits.
+int tile_tokens(FlashFwdParams const& p, int pack, int threads) {
+  int64_t const tiles =
+      tiles_per_head(p.shape, p.lengths, kTileRows / pack) * (p.shape.heads / pack);
+  return std::max(1, (tiles < 4 * threads ? kSmallTileRows : kTileRows) / pack);
+}
+
+}  // namespace
+
+void flash_fwd(FlashFwdParams const& params) {
+  Shape const& shape = params.shape;
+  if (shape.batch == 0 || shape.heads == 0 || shape.heads_kv == 0) { return; }
+  int const threads = useful_threads(params);
+  RowMap const rows = row_map(shape);
+  Call const call{
+      .params = params,
+      .kernels = kernels(params.dtype),
+      .mod = score_mod(params.score),
+      .row_map = rows,
+      .tile_tokens = tile_tokens(params, rows.pack(), threads),
+      .item_size = params.dtype == DType::kFloat32 ? 4 : 2,
+  };
+  int64_t const tiles =
+      tiles_per_head(shape, params.lengths, call.tile_tokens) * (shape.heads / rows.pack());
+  parallel_for(tiles, threads, [&call](int64_t index) {
+    FlashFwdParams const& p = call.params;
+    QueryTile(call, work_tile(p.shape, p.lengths, call.tile_tokens, index)).run();
+  });
+}
+
+}  // namespace flashattn::cpu
