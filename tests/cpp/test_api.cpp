@@ -1,0 +1,313 @@
+// The door of the C++ API: what it refuses, with which words, and that a refused call writes nothing.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <climits>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "flashattn/flashattn.h"
+
+namespace {
+
+using flashattn::Device;
+using flashattn::DType;
+using flashattn::FlashFwdParams;
+
+constexpr int kBatch = 2, kRows = 3, kHeads = 4, kHeadsKv = 2, kHeadDim = 16;
+constexpr float kUntouched = 123.25f;
+float const kNan = std::numeric_limits<float>::quiet_NaN();
+float const kInfinity = std::numeric_limits<float>::infinity();
+
+// A small correct fp32 call on the CPU; each test breaks one thing.
+struct Call {
+  static constexpr int kQuerySize = kBatch * kRows * kHeads * kHeadDim;
+  alignas(64) float q[kQuerySize + 16], k[kQuerySize + 16], v[kQuerySize + 16], out[kQuerySize + 16];
+  float lse[kBatch * kHeads * kRows];
+  float sinks[kHeads] = {};
+  int cu_seqlens[kBatch + 1] = {0, kRows, 2 * kRows};
+  FlashFwdParams params;
+
+  Call() {
+    for (float* operand : {q, k, v}) { std::fill_n(operand, kQuerySize + 16, 0.5f); }
+    std::fill(std::begin(out), std::end(out), kUntouched);
+    std::fill(std::begin(lse), std::end(lse), kUntouched);
+    params.device = Device::kCpu;
+    params.dtype = DType::kFloat32;
+    params.shape = {.batch = kBatch, .heads = kHeads, .heads_kv = kHeadsKv, .head_dim = kHeadDim,
+                    .seqlen_q = kRows, .seqlen_k = kRows};
+    params.q = {q, kRows * kHeads * kHeadDim, kHeads * kHeadDim, kHeadDim};
+    params.k = {k, kRows * kHeadsKv * kHeadDim, kHeadsKv * kHeadDim, kHeadDim};
+    params.v = {v, kRows * kHeadsKv * kHeadDim, kHeadsKv * kHeadDim, kHeadDim};
+    params.out = {out, kRows * kHeads * kHeadDim, kHeads * kHeadDim, kHeadDim};
+    params.lse = lse;
+    params.score.scale = 0.25f;
+  }
+  void pack() {
+    params.lengths.cu_seqlens_q = params.lengths.cu_seqlens_k = cu_seqlens;
+    params.lengths.total_q = params.lengths.total_k = 2 * kRows;
+  }
+  bool untouched() const {
+    auto const is_untouched = [](float x) { return x == kUntouched; };
+    return std::all_of(std::begin(out), std::end(out), is_untouched) &&
+           std::all_of(std::begin(lse), std::end(lse), is_untouched);
+  }
+};
+
+struct Refusal {
+  std::string name;                // of the argument: the message starts with it
+  std::vector<std::string> facts;  // what the message must also say: got, allowed
+  std::function<void(Call&)> damage;
+};
+
+void expect_refused(Refusal const& refusal, Device device) {
+  SCOPED_TRACE(refusal.name + (device == Device::kCpu ? " on the CPU, got " : " on CUDA, got ") + refusal.facts[0]);
+  Call call;
+  call.params.device = device;
+  if (device == Device::kCuda) { call.params.dtype = DType::kBFloat16; }
+  refusal.damage(call);
+  std::string message;
+  try {
+    flashattn::run_flash_fwd(call.params);
+  } catch (flashattn::InvalidArgument const& error) {
+    message = error.what();
+  } catch (std::exception const& error) {
+    ADD_FAILURE() << "another exception: " << error.what();
+    return;
+  }
+  bool const names_it =
+      message.rfind(refusal.name + ":", 0) == 0 || message.rfind(refusal.name + " in bytes:", 0) == 0;
+  EXPECT_TRUE(names_it) << "message: '" << message << "'";
+  for (std::string const& fact : refusal.facts) {
+    EXPECT_NE(message.find(fact), std::string::npos) << "message: '" << message << "' lacks '" << fact << "'";
+  }
+  EXPECT_TRUE(call.untouched());
+}
+
+// Before any device is asked, so that both devices refuse alike, whatever was built.
+void expect_refused(std::vector<Refusal> const& refusals) {
+  for (Refusal const& refusal : refusals) {
+    expect_refused(refusal, Device::kCpu);
+    expect_refused(refusal, Device::kCuda);
+  }
+}
+
+constexpr int kTooLong = (1 << 30) + 1;
+
+TEST(ApiErrors, Shape) {
+  expect_refused({
+      {"batch", {"-1", "0"}, [](Call& c) { c.params.shape.batch = -1; }},
+      {"seqlen_q", {"-1", "0"}, [](Call& c) { c.params.shape.seqlen_q = -1; }},
+      {"seqlen_q", {"1073741825", "1073741824"}, [](Call& c) { c.params.shape.seqlen_q = kTooLong; }},
+      {"seqlen_k", {"-5", "0"}, [](Call& c) { c.params.shape.seqlen_k = -5; }},
+      {"seqlen_k", {"1073741825", "1073741824"}, [](Call& c) { c.params.shape.seqlen_k = kTooLong; }},
+      {"heads", {"-1", "0"}, [](Call& c) { c.params.shape.heads = -1; }},
+      {"heads", {"65536", "65535"}, [](Call& c) { c.params.shape.heads = c.params.shape.heads_kv = 65536; }},
+      {"heads_kv", {"got 0", "1"}, [](Call& c) { c.params.shape.heads_kv = 0; }},
+      {"heads_kv", {"-2"}, [](Call& c) { c.params.shape.heads_kv = -2; }},
+  });
+}
+
+TEST(ApiErrors, HeadsMustBeAMultipleOfHeadsKv) {
+  for (auto [heads, heads_kv] : {std::pair{3, 2}, {33, 2}, {2, 4}, {4, 3}}) {
+    expect_refused({{"heads_kv", {"got " + std::to_string(heads_kv), "heads = " + std::to_string(heads)},
+                     [heads = heads, heads_kv = heads_kv](Call& c) {
+                       c.params.shape.heads = heads;
+                       c.params.shape.heads_kv = heads_kv;
+                     }}});
+  }
+}
+
+TEST(ApiErrors, HeadDim) {
+  for (int head_dim : {-8, 0, 4, 7, 12, 36, 59, 100, 111, 255, 257, 264, 512}) {
+    bool const in_range = head_dim >= 8 && head_dim <= 256;
+    expect_refused({{"head_dim", {"got " + std::to_string(head_dim), in_range ? "multiple of 8" : "256"},
+                     [head_dim](Call& c) { c.params.shape.head_dim = head_dim; }}});
+  }
+}
+
+TEST(ApiErrors, Totals) {
+  expect_refused({
+      {"total_q", {"6", "0"}, [](Call& c) { c.params.lengths.total_q = 6; }},  // without cu_seqlens_q
+      {"total_k", {"6", "0"}, [](Call& c) { c.params.lengths.total_k = 6; }},
+      {"total_q", {"-1"}, [](Call& c) { c.pack(); c.params.lengths.total_q = -1; }},
+      {"total_k", {"-1"}, [](Call& c) { c.pack(); c.params.lengths.total_k = -1; }},
+      {"total_q", {"1073741825"}, [](Call& c) { c.pack(); c.params.lengths.total_q = kTooLong; }},
+      {"total_k", {"1073741825"}, [](Call& c) { c.pack(); c.params.lengths.total_k = kTooLong; }},
+  });
+}
+
+TEST(ApiErrors, Window) {
+  for (int side : {-2, -3, INT_MIN}) {
+    expect_refused({
+        {"window.left", {"got " + std::to_string(side), "-1"}, [side](Call& c) { c.params.window.left = side; }},
+        {"window.right", {"got " + std::to_string(side), "-1"}, [side](Call& c) { c.params.window.right = side; }},
+    });
+  }
+}
+
+TEST(ApiErrors, Score) {
+  expect_refused({
+      {"scale", {"inf", "finite"}, [](Call& c) { c.params.score.scale = kInfinity; }},
+      {"scale", {"nan", "finite"}, [](Call& c) { c.params.score.scale = kNan; }},
+      {"softcap", {"-1", "0"}, [](Call& c) { c.params.score.softcap = -1.f; }},
+      {"softcap", {"inf", "finite"}, [](Call& c) { c.params.score.softcap = kInfinity; }},
+      {"softcap", {"nan", "finite"}, [](Call& c) { c.params.score.softcap = kNan; }},
+      {"alibi_batch_stride", {"-4", "0"}, [](Call& c) { c.params.score.alibi_batch_stride = -4; }},
+  });
+}
+
+TEST(ApiErrors, Dtypes) {
+  expect_refused({{"sinks_dtype", {"float32"}, [](Call& c) {
+                     c.params.score.sinks = c.sinks;
+                     c.params.score.sinks_dtype = DType::kFloat16;
+                   }}});
+  expect_refused({"dtype", {"float32", "bfloat16"}, [](Call& c) { c.params.dtype = DType::kFloat32; }},
+                 Device::kCuda);
+}
+
+TEST(ApiErrors, NullPointers) {
+  expect_refused({
+      {"q", {"null"}, [](Call& c) { c.params.q.data = nullptr; }},
+      {"k", {"null"}, [](Call& c) { c.params.k.data = nullptr; }},
+      {"v", {"null"}, [](Call& c) { c.params.v.data = nullptr; }},
+      {"out", {"null"}, [](Call& c) { c.params.out.data = nullptr; }},
+      {"q", {"null"}, [](Call& c) { c.pack(); c.params.q.data = nullptr; }},
+      {"k", {"null"}, [](Call& c) { c.pack(); c.params.k.data = nullptr; }},
+  });
+}
+
+TEST(ApiErrors, MisalignedPointers) {
+  for (int bytes : {2, 4, 8}) {
+    auto const shifted = [bytes](auto* pointer) {
+      return reinterpret_cast<std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(pointer)>>,
+                                                 char const*, char*>>(pointer) + bytes;
+    };
+    expect_refused({
+        {"q", {"multiple of 16"}, [&](Call& c) { c.params.q.data = shifted(c.params.q.data); }},
+        {"k", {"multiple of 16"}, [&](Call& c) { c.params.k.data = shifted(c.params.k.data); }},
+        {"v", {"multiple of 16"}, [&](Call& c) { c.params.v.data = shifted(c.params.v.data); }},
+        {"out", {"multiple of 16"}, [&](Call& c) { c.params.out.data = shifted(c.params.out.data); }},
+    });
+  }
+}
+
+TEST(ApiErrors, MisalignedStrides) {
+  for (int64_t off : {1, 2}) {
+    expect_refused({
+        {"q.row_stride", {"multiple of 16"}, [off](Call& c) { c.params.q.row_stride += off; }},
+        {"q.head_stride", {"multiple of 16"}, [off](Call& c) { c.params.q.head_stride += off; }},
+        {"q.batch_stride", {"multiple of 16"}, [off](Call& c) { c.params.q.batch_stride += off; }},
+        {"k.row_stride", {"multiple of 16"}, [off](Call& c) { c.params.k.row_stride += off; }},
+        {"k.batch_stride", {"multiple of 16"}, [off](Call& c) { c.params.k.batch_stride += off; }},
+        {"v.head_stride", {"multiple of 16"}, [off](Call& c) { c.params.v.head_stride += off; }},
+        {"v.row_stride", {"multiple of 16"}, [off](Call& c) { c.params.v.row_stride += off; }},
+        {"out.row_stride", {"multiple of 16"}, [off](Call& c) { c.params.out.row_stride += off; }},
+        {"out.head_stride", {"multiple of 16"}, [off](Call& c) { c.params.out.head_stride += off; }},
+    });
+  }
+}
+
+// What is allowed, next to what is refused above.
+TEST(ApiAccepts, EdgesOfTheRules) {
+  std::vector<std::function<void(Call&)>> const edits = {
+      [](Call&) {},
+      [](Call& c) { c.pack(); },
+      [](Call& c) { c.params.lse = nullptr; },
+      [](Call& c) { c.params.window = {INT_MAX, INT_MAX}; },
+      [](Call& c) { c.params.window = {0, 0}; },
+      [](Call& c) { c.params.score.scale = -0.f; },
+      [](Call& c) { c.params.score.softcap = 1e-3f; },
+      [](Call& c) { c.params.score.sinks = c.sinks; },
+      [](Call& c) { c.params.shape.heads_kv = 1; },
+      [](Call& c) { c.params.k.batch_stride = c.params.k.row_stride = c.params.v.head_stride = 0; },  // expanded
+      [](Call& c) { c.params.shape.head_dim = 8; },
+      [](Call& c) { c.pack(); c.params.shape.seqlen_q = c.params.shape.seqlen_k = 0; },  // bounds play no part
+  };
+  for (size_t i = 0; i < edits.size(); ++i) {
+    SCOPED_TRACE("edit " + std::to_string(i));
+    Call call;
+    edits[i](call);
+    EXPECT_NO_THROW(flashattn::run_flash_fwd(call.params));
+    EXPECT_NEAR(call.out[0], 0.5f, 1e-6);  // all values are 0.5, and so is any average of them
+  }
+}
+
+TEST(ApiAccepts, StridesOfDimensionsThatAreNotWalked) {
+  Call call;
+  call.params.shape = {.batch = 1, .heads = 1, .heads_kv = 1, .head_dim = kHeadDim, .seqlen_q = 1, .seqlen_k = 1};
+  for (auto* t : {&call.params.q, &call.params.k, &call.params.v}) { t->batch_stride = t->row_stride = t->head_stride = 1; }
+  call.params.out.batch_stride = call.params.out.row_stride = call.params.out.head_stride = 1;
+  EXPECT_NO_THROW(flashattn::run_flash_fwd(call.params));
+  EXPECT_NEAR(call.out[kHeadDim - 1], 0.5f, 1e-6);
+  EXPECT_EQ(call.out[kHeadDim], kUntouched);
+}
+
+TEST(ApiAccepts, NothingToDo) {
+  std::vector<std::function<void(Call&)>> const edits = {
+      [](Call& c) { c.params.shape.batch = 0; },
+      [](Call& c) { c.params.shape.seqlen_q = 0; },
+      [](Call& c) { c.params.shape.heads = c.params.shape.heads_kv = 0; },
+      [](Call& c) { c.pack(); c.params.lengths.total_q = 0; },
+  };
+  for (Device device : {Device::kCpu, Device::kCuda}) {
+    for (auto const& edit : edits) {
+      Call call;
+      call.params.device = device;
+      call.params.dtype = DType::kBFloat16;
+      edit(call);
+      call.params.q.data = call.params.k.data = call.params.v.data = nullptr;
+      call.params.out.data = nullptr;
+      EXPECT_NO_THROW(flashattn::run_flash_fwd(call.params));
+      EXPECT_TRUE(call.untouched());
+    }
+  }
+}
+
+TEST(ApiAccepts, NoKeys) {
+  Call call;
+  call.params.shape.seqlen_k = 0;
+  call.params.k.data = call.params.v.data = nullptr;
+  EXPECT_NO_THROW(flashattn::run_flash_fwd(call.params));
+  for (int i = 0; i < Call::kQuerySize; ++i) { ASSERT_EQ(call.out[i], 0.f) << i; }
+  for (float lse : call.lse) { EXPECT_EQ(lse, -kInfinity); }
+}
+
+TEST(ApiBuild, CudaWithoutKernelsIsUnsupportedAndSaysWhatToDo) {
+  if (!flashattn::build_info().cuda_archs.empty()) { GTEST_SKIP() << "this build has CUDA kernels"; }
+  Call call;
+  call.params.device = Device::kCuda;
+  call.params.dtype = DType::kBFloat16;
+  try {
+    flashattn::run_flash_fwd(call.params);
+    FAIL() << "no exception";
+  } catch (flashattn::Unsupported const& error) {
+    std::string const message = error.what();
+    EXPECT_NE(message.find("without CUDA"), std::string::npos) << message;
+    EXPECT_NE(message.find("CUDA toolkit"), std::string::npos) << message;
+  }
+  EXPECT_TRUE(call.untouched());
+}
+
+TEST(ApiBuild, InfoDescribesTheBuild) {
+  flashattn::BuildInfo const info = flashattn::build_info();
+  EXPECT_FALSE(info.cpu_simd.empty());
+  EXPECT_TRUE(std::is_sorted(info.cuda_archs.begin(), info.cuda_archs.end()));
+  EXPECT_TRUE(std::is_sorted(info.head_dims.begin(), info.head_dims.end()));
+  EXPECT_EQ(info.cuda_archs.empty(), info.ptx_arch == 0);
+  if (!info.cuda_archs.empty()) {
+    EXPECT_FALSE(info.head_dims.empty());
+    EXPECT_GE(info.cuda_archs.front(), 80);
+  }
+}
+
+TEST(ApiErrors, ExceptionsAreStandardOnes) {
+  Call call;
+  call.params.shape.batch = -1;
+  EXPECT_THROW(flashattn::run_flash_fwd(call.params), std::invalid_argument);
+}
+
+}  // namespace
