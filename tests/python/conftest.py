@@ -1,16 +1,11 @@
-"""Devices and markers. Every test that takes `device` runs on the CPU and, where one is, on a GPU."""
+"""Devices. Every test that takes `device` runs on the CPU and, where one is, on a GPU."""
 
 import pytest
 import torch
 from flashattn_ext._build import BUILD
 
 NO_GPU = "no CUDA device"
-LARGEST_CUDA_HEAD_DIM = max(BUILD.get("head_dims", [256]))
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "gpu: needs a CUDA device")
-    config.addinivalue_line("markers", "slow: takes more than ten seconds")
+LARGEST_CUDA_HEAD_DIM = max(BUILD.get("head_dims") or [256])
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
