@@ -1,0 +1,1 @@
+"""Adapters for other libraries, one module each. Nothing here is imported by `flashattn_ext`."""

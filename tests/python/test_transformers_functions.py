@@ -1,0 +1,175 @@
+"""The two functions that transformers calls, without a model."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from reference import Rule, Sequence, attend
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+import transformers as hf
+from flashattn_ext.integrations import _transformers_masks as masks
+from flashattn_ext.integrations import transformers as adapter
+
+BATCH, LENGTH = 3, 12
+PADDINGS = {"none": (0, 0, 0), "left": (0, 3, 11), "right": (0, -3, -11), "both": (5, 0, -4)}
+
+
+@pytest.fixture(autouse=True)
+def checked(monkeypatch):
+    """Lengths that break flash_fwd's contract raise instead of being clamped."""
+    monkeypatch.setenv("FLASHATTN_EXT_CHECK", "1")
+
+
+def padding_mask(kind, device="cpu"):
+    mask = torch.ones(BATCH, LENGTH, dtype=torch.long, device=device)
+    for row, count in enumerate(PADDINGS[kind]):
+        mask[row, : max(count, 0)] = 0
+        mask[row, LENGTH + min(count, 0) :] = 0
+    return mask
+
+
+class Layer(torch.nn.Module):
+    is_causal = True
+    num_key_value_groups = 2
+
+
+def operands(sq, sk, device="cpu", batch=BATCH):
+    torch.manual_seed(2)
+    dtype = torch.float32 if device == "cpu" else torch.float16
+    shapes = ((batch, 4, sq, 16), (batch, 2, sk, 16), (batch, 2, sk, 16))
+    return [torch.randn(shape).to(device, dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("sq", [1, 4, LENGTH])
+@pytest.mark.parametrize("padding", ["none", "left", "right", "both"])
+def test_sinks_and_padded_queries(padding, sq, device):
+    """Against float64: sinks count, padded keys do not exist, padded queries are zeros."""
+    q, k, v = operands(sq, LENGTH, device)
+    sinks = torch.tensor([-1.0, 0.0, 1.0, 2.0], device=device).to(q.dtype)
+    used = padding_mask(padding, device).bool()
+    mask = masks.attention_mask_for(
+        BATCH, sq, LENGTH, q_offset=LENGTH - sq, attention_mask=used, device=device
+    )
+    # What does not exist must not be read.
+    k = torch.where(used[:, None, :, None], k, torch.nan)
+    v = torch.where(used[:, None, :, None], v, torch.nan)
+    out, weights = adapter.attention_forward(Layer(), q, k, v, mask, scaling=0.3, s_aux=sinks)
+    assert weights is None and out.shape == (BATCH, sq, 4, 16)
+    for row in range(BATCH):
+        keys, queries = used[row], used[row, LENGTH - sq :]
+        q_row, k_row, v_row = (x[row].transpose(0, 1).cpu() for x in (q, k, v))
+        sequence = Sequence(
+            q_row[queries.cpu()], k_row[keys.cpu()], v_row[keys.cpu()], sinks=sinks.cpu()
+        )
+        expected, _ = attend(sequence, Rule(0.3, (-1, 0)))
+        tolerance = 1e-5 if device == "cpu" else 4e-3
+        torch.testing.assert_close(
+            out[row][queries].double().cpu(), expected, atol=tolerance, rtol=0
+        )
+        assert (out[row][~queries] == 0).all()
+
+
+@pytest.mark.parametrize("layout", ["cache", "projection", "cropped cache"])
+@pytest.mark.parametrize("padding", ["none", "left"])
+def test_keys_and_values_are_not_copied(padding, layout, monkeypatch):
+    q, k, v = operands(1, LENGTH)
+    if layout == "projection":
+        k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
+    elif layout == "cropped cache":
+        k, v = (torch.cat([torch.full_like(x, torch.nan), x], 2)[:, :, LENGTH:] for x in (k, v))
+    mask = masks.attention_mask_for(
+        BATCH, 1, LENGTH, q_offset=LENGTH - 1, attention_mask=padding_mask(padding)
+    )
+    assert (mask is None) == (padding == "none")
+    seen = []
+    kernel = adapter.flash_fwd
+
+    def watched(q, k, v, **options):
+        seen.extend((k, v))
+        return kernel(q, k, v, **options)
+
+    monkeypatch.setattr(adapter, "flash_fwd", watched)
+    out, _ = adapter.attention_forward(Layer(), q, k, v, mask)
+    assert [x.data_ptr() for x in seen] == [k.data_ptr(), v.data_ptr()]
+    copied = [x.clone(memory_format=torch.contiguous_format) for x in (k, v)]
+    assert torch.equal(out, adapter.attention_forward(Layer(), q, *copied, mask)[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("padding", ["none", "left"])
+def test_layers_do_not_wait_for_the_device(padding, monkeypatch):
+    monkeypatch.delenv("FLASHATTN_EXT_CHECK")
+    q, k, v = operands(1, LENGTH, "cuda")
+    mask = masks.attention_mask_for(
+        BATCH, 1, LENGTH, q_offset=LENGTH - 1, attention_mask=padding_mask(padding, "cuda"),
+        device="cuda",
+    )  # fmt: skip
+    adapter.attention_forward(Layer(), q, k, v, mask)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        adapter.attention_forward(Layer(), q, k, v, mask)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "named"),
+    [
+        ({"dropout": 0.1}, NotImplementedError, "dropout"),
+        ({"output_attentions": True}, NotImplementedError, "output_attentions"),
+        ({"position_bias": torch.zeros(1)}, NotImplementedError, "position_bias"),
+        ({"attention_mask": torch.ones(BATCH, LENGTH)}, ValueError, "attention_mask"),
+        ({"attention_mask": torch.ones(BATCH, 1, 12, 12).int()}, ValueError, "attention_mask"),
+        (
+            {"attention_mask": torch.ones(BATCH, 1, 12, 12), "s_aux": torch.zeros(4)},
+            NotImplementedError,
+            "s_aux",
+        ),
+        ({"cu_seq_lens_q": torch.tensor([0, 12])}, ValueError, "cu_seq_lens_k"),
+        (
+            {"cu_seq_lens_q": torch.tensor([0, 12]), "cu_seq_lens_k": torch.tensor([0, 12])},
+            ValueError,
+            "batch size 3",
+        ),
+    ],
+)
+def test_refused(options, error, named):
+    q, k, v = operands(LENGTH, LENGTH)
+    with pytest.raises(error, match=named):
+        adapter.attention_forward(Layer(), q, k, v, **{"attention_mask": None, **options})
+
+
+def test_a_window_that_only_the_mask_knows_is_refused():
+    q, k, v = operands(LENGTH, LENGTH)
+    pattern = hf.masking_utils.sliding_window_causal_mask_function(5)
+    mask = masks.attention_mask_for(BATCH, LENGTH, LENGTH, mask_function=pattern, local_size=5)
+    adapter.attention_forward(Layer(), q, k, v, mask, sliding_window=5)
+    with pytest.raises(NotImplementedError, match="sliding_window"):
+        adapter.attention_forward(Layer(), q, k, v, mask)
+
+
+def test_a_mask_without_the_cached_tokens_is_refused():
+    with pytest.raises(ValueError, match="attention_mask"):
+        masks.attention_mask_for(
+            BATCH, 1, 5, q_offset=4, attention_mask=padding_mask("none")[:, :1]
+        )
+
+
+def test_patterns_of_other_models_are_exact():
+    """Chunked attention is no sliding window, though both come as a local size."""
+    pattern = hf.masking_utils.chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.long))
+    mask = masks.attention_mask_for(1, 8, 8, mask_function=pattern, local_size=4)
+    i, j = torch.arange(8)[:, None], torch.arange(8)[None]
+    assert mask.dtype == torch.bool and torch.equal(mask[0, 0], (j <= i) & (j // 4 == i // 4))
+
+
+def test_name_with_flash_is_refused():
+    with pytest.raises(ValueError, match="flash"):
+        adapter.register("flashattn_ext")
+
+
+def test_transformers_is_not_imported_with_the_package():
+    code = "import sys, flashattn_ext; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
