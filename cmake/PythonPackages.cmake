@@ -12,7 +12,7 @@ else()
 endif()
 
 if(Python_EXECUTABLE)
-  set(search_script "${CMAKE_CURRENT_LIST_DIR}/python_packages.py")
+  set(search_script "${CMAKE_CURRENT_SOURCE_DIR}/build_support/packages.py")
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${search_script}")
   execute_process(COMMAND "${Python_EXECUTABLE}" "${search_script}"
     OUTPUT_VARIABLE found COMMAND_ERROR_IS_FATAL ANY)
