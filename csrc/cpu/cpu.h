@@ -19,8 +19,9 @@ namespace flashattn::cpu {
 // threads, nor on which other sequences share the batch.
 void flash_fwd(FlashFwdParams const& params);
 
-// The instruction set in use: "avx512bf16", "avx512", "avx2" or "baseline". The environment
-// variable FLASHATTN_EXT_CPU_SIMD asks for a lower one than the machine has.
+// The instruction set in use: "avx512bf16", "avx512", "avx2" or "baseline". The best that the
+// machine has, unless FLASHATTN_EXT_CPU_SIMD in the environment names another one; Unsupported when
+// the machine lacks that.
 std::string simd_name();
 
 // Threads that one call may use, the caller included. At first FLASHATTN_EXT_NUM_THREADS, else

@@ -47,14 +47,16 @@ int tile_tokens(FlashFwdParams const& p, int pack, int threads) {
 
 }  // namespace
 
-void flash_fwd(FlashFwdParams const& params) {
+void flash_fwd(FlashFwdParams const& params) { flash_fwd(params, chosen_variant()); }
+
+void flash_fwd(FlashFwdParams const& params, Variant const& variant) {
   Shape const& shape = params.shape;
   if (shape.batch == 0 || shape.heads == 0 || shape.heads_kv == 0) { return; }
   int const threads = useful_threads(params);
   RowMap const rows = row_map(shape);
   Call const call{
       .params = params,
-      .kernels = kernels(params.dtype),
+      .kernels = variant.kernels(params.dtype),
       .mod = score_mod(params.score),
       .row_map = rows,
       .tile_tokens = tile_tokens(params, rows.pack(), threads),

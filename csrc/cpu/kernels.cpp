@@ -2,58 +2,56 @@
 #include "cpu/kernels.h"
 
 #include <cstdlib>
-#include <cstring>
 #include <string>
 
 #include "cpu/cpu.h"
+#include "flashattn/error.h"
 
 namespace flashattn::cpu {
 namespace {
 
-struct Variant {
-  char const* name;
-  bool present;
-  Kernels const& (*kernels)(DType);
-};
-
-bool at_most(char const* asked_for, int& skipped, char const* name) {
-  if (asked_for == nullptr || skipped > 0) { return true; }
-  skipped += std::strcmp(asked_for, name) == 0;
-  return skipped > 0;
-}
-
-// Best first. A name in FLASHATTN_EXT_CPU_SIMD skips what is better than it; an unknown name
-// skips all but the baseline.
-Variant choose() {
+std::vector<Variant> runnable() {
+  std::vector<Variant> result;
 #if defined(__x86_64__)
   bool const avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
   bool const avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl");
-  Variant const better[] = {
-      {"avx512bf16", avx512 && __builtin_cpu_supports("avx512bf16"), avx512bf16::kernels},
-      {"avx512", avx512, avx512::kernels},
-      {"avx2", avx2, avx2::kernels},
-  };
-  int reached = 0;
-  for (Variant const& variant : better) {
-    bool const wanted = at_most(std::getenv("FLASHATTN_EXT_CPU_SIMD"), reached, variant.name);
-    if (wanted && variant.present) { return variant; }
+  if (avx512 && __builtin_cpu_supports("avx512bf16")) {
+    result.push_back({"avx512bf16", avx512bf16::kernels});
   }
+  if (avx512) { result.push_back({"avx512", avx512::kernels}); }
+  if (avx2) { result.push_back({"avx2", avx2::kernels}); }
 #endif
-  return {"baseline", true, baseline::kernels};
+  result.push_back({"baseline", baseline::kernels});
+  return result;
 }
 
-Variant const& chosen() {
-  static Variant const variant = choose();
-  return variant;
+Variant choose() {
+  char const* const wanted = std::getenv("FLASHATTN_EXT_CPU_SIMD");
+  if (wanted == nullptr || *wanted == '\0') { return variants().front(); }
+  std::string names;
+  for (Variant const& variant : variants()) {
+    if (variant.name == std::string(wanted)) { return variant; }
+    names += std::string(names.empty() ? "" : ", ") + variant.name;
+  }
+  throw Unsupported(std::string("FLASHATTN_EXT_CPU_SIMD: got ") + wanted + ", this machine has " +
+                    names);
 }
 
 }  // namespace
 
-Kernels const& kernels(DType dtype) { return chosen().kernels(dtype); }
+std::vector<Variant> const& variants() {
+  static std::vector<Variant> const all = runnable();
+  return all;
+}
 
-std::string simd_name() { return chosen().name; }
+Variant const& chosen_variant() {
+  static Variant const chosen = choose();
+  return chosen;
+}
+
+std::string simd_name() { return chosen_variant().name; }
 
 }  // namespace flashattn::cpu

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "core/block_range.h"
 #include "core/score_mod.h"
@@ -51,14 +52,14 @@ struct KeyBlock {
 };
 
 struct Kernels {
-  char const* name;
   int group_rows;
   int panel;  // columns whose sums are held in registers at once
   int lanes;
   int pair;   // elements of a word
 
-  // Rows [0, rows) of a row-major matrix, `rows` <= group_rows; missing rows become 0.
+  // One row of Q into its column of RowGroup::q.
   void (*pack_query_row)(void const* row, int head_dim, Word* q);
+  // Keys past `keys` become 0, up to a whole panel; so do columns of V past head_dim.
   void (*pack_keys)(void const* k, int64_t row_stride, int keys, int head_dim, Word* packed);
   void (*pack_values)(void const* v, int64_t row_stride, int keys, int head_dim, Word* packed);
 
@@ -71,8 +72,20 @@ struct Kernels {
   void (*store_row)(float const* acc, float factor, int head_dim, void* out);
 };
 
-// The table of the best instruction set that this machine has.
-Kernels const& kernels(DType dtype);
+// An instruction set that this machine has.
+struct Variant {
+  char const* name;
+  Kernels const& (*kernels)(DType);
+};
+
+// Best first; the last one is always "baseline".
+std::vector<Variant> const& variants();
+
+// The one in use.
+Variant const& chosen_variant();
+
+// flash_fwd of cpu.h with an instruction set of the caller's choice: the tests run all of them.
+void flash_fwd(FlashFwdParams const& params, Variant const& variant);
 
 namespace avx512bf16 { Kernels const& kernels(DType dtype); }
 namespace avx512 { Kernels const& kernels(DType dtype); }

@@ -7,7 +7,6 @@
 
 namespace flashattn::cpu::FA_ISA {
 
-// One row of Q into its column of RowGroup::q.
 template <class Element>
 void pack_query_row(void const* row, int head_dim, Word* q) {
   auto const* const from = static_cast<typename Element::Storage const*>(row);
@@ -42,7 +41,6 @@ FA_INLINE void pack_key_lanes(typename Element::Storage const* k, int64_t row_st
   }
 }
 
-// Keys past `keys` become 0, up to a whole panel.
 template <class Element>
 void pack_keys(void const* k, int64_t row_stride, int keys, int head_dim, Word* packed) {
   auto const* const from = static_cast<typename Element::Storage const*>(k);
@@ -76,7 +74,6 @@ FA_INLINE Floats value_words(typename Element::Storage const* v, int64_t row_str
   }
 }
 
-// Values of keys past `keys` become 0, up to a whole panel of keys; so do columns past head_dim.
 template <class Element>
 void pack_values(void const* v, int64_t row_stride, int keys, int head_dim, Word* packed) {
   auto const* const from = static_cast<typename Element::Storage const*>(v);

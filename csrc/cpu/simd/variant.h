@@ -1,5 +1,5 @@
 // The Kernels tables of one instruction set. Included once by each kernels_*.cpp, which defines
-//   FA_ISA          the namespace and name of the variant
+//   FA_ISA          the namespace of the variant
 //   FA_LANES        floats of a vector
 //   FA_GROUP_ROWS   rows whose sums fit into the registers
 //   FA_BF16_PAIRS   1 where the machine multiplies pairs of bf16
@@ -29,9 +29,8 @@ void store_row(float const* acc, float factor, int head_dim, void* out) {
 }
 
 template <class Element>
-constexpr Kernels table(char const* name) {
+constexpr Kernels table() {
   return {
-      .name = name,
       .group_rows = kGroupRows,
       .panel = kPanel,
       .lanes = kLanes,
@@ -45,13 +44,10 @@ constexpr Kernels table(char const* name) {
   };
 }
 
-#define FA_NAME_OF(isa) #isa
-#define FA_NAME(isa) FA_NAME_OF(isa)
-
 Kernels const& kernels(DType dtype) {
-  static constexpr Kernels float16 = table<Float16>(FA_NAME(FA_ISA));
-  static constexpr Kernels bfloat16 = table<BFloat16>(FA_NAME(FA_ISA));
-  static constexpr Kernels float32 = table<Float32>(FA_NAME(FA_ISA));
+  static constexpr Kernels float16 = table<Float16>();
+  static constexpr Kernels bfloat16 = table<BFloat16>();
+  static constexpr Kernels float32 = table<Float32>();
   switch (dtype) {
     case DType::kFloat16: return float16;
     case DType::kBFloat16: return bfloat16;
