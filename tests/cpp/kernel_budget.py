@@ -43,11 +43,11 @@ def run(*command: str) -> str:
 
 
 def readable(names: list[str]) -> dict[str, str]:
-    """Demangled names without namespaces and parameter lists, where c++filt exists."""
+    """Demangled names without namespaces and parameters, where c++filt exists."""
     if not names or not shutil.which("c++filt"):
         return {name: name for name in names}
     result = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
-    clean = [re.sub(r"flashattn::|sm80::|^void |\(.*\)$", "", line) for line in result.stdout.splitlines()]
+    clean = [re.sub(r"flashattn::|sm\d+::|^void |(?<=>)\(.*\)$", "", line) for line in result.stdout.splitlines()]
     return dict(zip(names, clean))
 
 
@@ -86,7 +86,7 @@ def main(library: str) -> int:
     if cuobjdump is None:
         print("skipped: cuobjdump is neither in the CUDA toolkit nor in triton")
         return SKIPPED
-    listing = subprocess.run([cuobjdump, "-res-usage", library], capture_output=True, text=True)
+    listing = subprocess.run([cuobjdump, "-res-usage", library], check=False, capture_output=True, text=True)
     if "does not contain device code" in listing.stdout + listing.stderr:
         print(f"skipped: {library} has no CUDA kernels")
         return SKIPPED

@@ -27,7 +27,7 @@ struct Call {
   static constexpr int kQuerySize = kBatch * kRows * kHeads * kHeadDim;
   alignas(64) float q[kQuerySize + 16], k[kQuerySize + 16], v[kQuerySize + 16], out[kQuerySize + 16];
   float lse[kBatch * kHeads * kRows];
-  float sinks[kHeads] = {};
+  float sinks[kHeads] = {-90.f, -90.f, -90.f, -90.f};
   int cu_seqlens[kBatch + 1] = {0, kRows, 2 * kRows};
   FlashFwdParams params;
 
@@ -182,15 +182,12 @@ TEST(ApiErrors, NullPointers) {
 
 TEST(ApiErrors, MisalignedPointers) {
   for (int bytes : {2, 4, 8}) {
-    auto const shifted = [bytes](auto* pointer) {
-      return reinterpret_cast<std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(pointer)>>,
-                                                 char const*, char*>>(pointer) + bytes;
-    };
+    auto const shifted = [bytes](float* pointer) { return reinterpret_cast<char*>(pointer) + bytes; };
     expect_refused({
-        {"q", {"multiple of 16"}, [&](Call& c) { c.params.q.data = shifted(c.params.q.data); }},
-        {"k", {"multiple of 16"}, [&](Call& c) { c.params.k.data = shifted(c.params.k.data); }},
-        {"v", {"multiple of 16"}, [&](Call& c) { c.params.v.data = shifted(c.params.v.data); }},
-        {"out", {"multiple of 16"}, [&](Call& c) { c.params.out.data = shifted(c.params.out.data); }},
+        {"q", {"multiple of 16"}, [&](Call& c) { c.params.q.data = shifted(c.q); }},
+        {"k", {"multiple of 16"}, [&](Call& c) { c.params.k.data = shifted(c.k); }},
+        {"v", {"multiple of 16"}, [&](Call& c) { c.params.v.data = shifted(c.v); }},
+        {"out", {"multiple of 16"}, [&](Call& c) { c.params.out.data = shifted(c.out); }},
     });
   }
 }
@@ -302,12 +299,6 @@ TEST(ApiBuild, InfoDescribesTheBuild) {
     EXPECT_FALSE(info.head_dims.empty());
     EXPECT_GE(info.cuda_archs.front(), 80);
   }
-}
-
-TEST(ApiErrors, ExceptionsAreStandardOnes) {
-  Call call;
-  call.params.shape.batch = -1;
-  EXPECT_THROW(flashattn::run_flash_fwd(call.params), std::invalid_argument);
 }
 
 }  // namespace
