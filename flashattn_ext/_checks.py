@@ -254,7 +254,7 @@ def _check_window(window_size):
 def _finite(name, value):
     if isinstance(value, (Real, torch.SymFloat, torch.SymInt)) and not isinstance(value, bool):
         value = float(value)
-        if math.isfinite(value):
+        if -math.inf < value < math.inf:  # dynamo cannot trace isfinite of a symbolic float
             return value
     got = "a tensor" if isinstance(value, Tensor) else repr(value)
     raise ValueError(f"{name}: expected a finite number, got {got}")

@@ -102,7 +102,7 @@ OPERANDS = [
     ("q", tensor("q", 1, 2, 16, 4, 64), "(1, 2, 16, 4, 64)"),
     ("q", tensor("q", 16, 4, 64), "(16, 4, 64)"),  # packed needs cu_seqlens
     ("q", option("q", [[1.0]]), "list"),
-    ("k", option("k", None), "NoneType"),
+    ("k", option("k", None), "None"),
     ("k", tensor("k", 3, 32, 2, 64), "(3, 32, 2, 64)"),
     ("k", tensor("k", 2, 32, 2, 128), "(2, 32, 2, 128)"),
     ("k", tensor("k", 2, 32, 64), "(2, 32, 64)"),
