@@ -1,7 +1,7 @@
-"""One description of a call, from which every test draws inputs, runs the library and compares.
+"""One description of a call: every test draws its inputs, runs it and compares through it.
 
-Whatever does not count is poison: rows past cu_seqlens[-1], keys past seqused_k and the gaps between
-strided rows hold NaN, and so do `out` and `lse` before the call.
+Whatever does not count is poison: rows past cu_seqlens[-1], keys past seqused_k and the gaps
+between strided rows hold NaN, and so do `out` and `lse` before the call.
 """
 
 import random
@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import torch
-
-import flashattn_ext
 from reference import Rule, Sequence, assert_close_to_reference
 from strided import make_qkv
+
+import flashattn_ext
 
 TILE_EDGES = (1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
 HEAD_DIMS = (8, 32, 40, 64, 72, 80, 96, 112, 128, 160, 192, 224, 256)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from flashattn_ext._build import BUILD
 
 NO_GPU = "no CUDA device"
@@ -14,7 +15,7 @@ def device(request):
 
 
 def _runs(item):
-    """float32 exists on the CPU only, so there is no such test for a GPU (not even a skipped one)."""
+    """float32 exists on the CPU only: for a GPU there is no such test, not even a skipped one."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
     case = params.get("case")
     dtype = params.get("dtype", getattr(case, "dtype", None))

@@ -1,4 +1,4 @@
-"""q, k and v in every memory layout that a caller may hand over, with NaN wherever nothing counts."""
+"""q, k and v in every memory layout that a caller may hand over; NaN wherever nothing counts."""
 
 import torch
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from cases import DTYPES, HALF_DTYPES, HEAD_DIMS, TILE_EDGES, dense, sample
 
 import flashattn_ext
-from cases import DTYPES, HALF_DTYPES, HEAD_DIMS, TILE_EDGES, dense, sample
 
 HEADS = ((1, 1), (2, 2), (4, 2), (6, 2), (4, 1), (9, 3), (5, 1))
 MASKS = (
@@ -18,7 +18,9 @@ MASKS = (
 
 
 def same_length(pairs, batches=(1, 2, 3)):
-    return [{"lengths": ((sq, sk),) * batches[n % len(batches)]} for n, (sq, sk) in enumerate(pairs)]
+    return [
+        {"lengths": ((sq, sk),) * batches[n % len(batches)]} for n, (sq, sk) in enumerate(pairs)
+    ]
 
 
 PAIRS = [(n, n) for n in TILE_EDGES]

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from cases import dense, packed
 
 import flashattn_ext
-from cases import dense, packed
 
 pytestmark = pytest.mark.gpu
 
@@ -72,14 +72,18 @@ def test_graph_over_new_inputs(d):
     call.compare(*results)
 
 
-@pytest.mark.parametrize("lengths", [[1, 17, 999, 1000], [0, 0, 0, 1], [1000] * 4, [0] * 4], ids=str)
+@pytest.mark.parametrize(
+    "lengths", [[1, 17, 999, 1000], [0, 0, 0, 1], [1000] * 4, [0] * 4], ids=str
+)
 def test_c101_graph_over_other_lengths(lengths):
     """Captured with all lengths 1000: the lengths live on the device and nowhere else."""
     for queries in (lengths, [min(n, 70) for n in lengths]):
         call = packed(*[(1000, 1000)] * 4, heads=(2, 1), causal=True, tail=0).build("cuda")
         out = call.nan_out()
         graph, (_, lse) = capture(lambda call=call, out=out: call.run(out=out))
-        replay = packed(*zip(queries, lengths, strict=True), heads=(2, 1), causal=True).build("cuda")
+        replay = packed(*zip(queries, lengths, strict=True), heads=(2, 1), causal=True).build(
+            "cuda"
+        )
         for t, source in ((call.q, replay.q), (call.k, replay.k), (call.v, replay.v)):
             t.fill_(torch.nan)
             rows = min(len(t), len(source))

@@ -6,10 +6,10 @@ results lie between canaries.
 
 import pytest
 import torch
-
-import flashattn_ext
 from cases import DTYPES, HALF_DTYPES, dense, packed, sample
 from strided import VARIANTS
+
+import flashattn_ext
 
 CANARY = 12345.0
 POISON = (float("nan"), float("inf"), float("-inf"), 3e4)
@@ -172,7 +172,9 @@ def test_nan_in_a_visible_key_is_not_hidden(dtype, device):
     assert out[0, :60].isfinite().all() and out[0, :, 0].isfinite().all()
 
 
-@pytest.mark.parametrize("starts", [[0, 50, 20, 40], [0, -5, 10, 40], [0, 10, 900, 40], [7, 3, 1, 0]])
+@pytest.mark.parametrize(
+    "starts", [[0, 50, 20, 40], [0, -5, 10, 40], [0, 10, 900, 40], [7, 3, 1, 0]]
+)
 @pytest.mark.parametrize("name", ["cu_seqlens_q", "cu_seqlens_k"])
 def test_hostile_lengths_stay_inside_the_tensors(name, starts, device):
     """Lengths on the device are untrusted. What comes out is unspecified; canaries stay."""

@@ -5,10 +5,10 @@ import threading
 
 import pytest
 import torch
+from cases import DTYPES, dense, packed
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import flashattn_ext
-from cases import DTYPES, dense, packed
 
 CASES = (
     dense(2, 40, 70),
@@ -149,7 +149,7 @@ def test_export(case, device):
 
 def test_export_with_dynamic_lengths(device):
     call = dense(2, 40, 70, causal=True).build(device)
-    rows, keys = torch.export.Dim("rows", min=2, max=4096), torch.export.Dim("keys", min=2, max=4096)
+    rows, keys = (torch.export.Dim(name, min=2, max=4096) for name in ("rows", "keys"))
     program = torch.export.export(
         Attention(causal=True),
         (call.q, call.k, call.v),

@@ -4,11 +4,11 @@ from itertools import combinations
 
 import pytest
 import torch
-
-import flashattn_ext
 from cases import DTYPES, HALF_DTYPES, Case, dense, packed, sample
 from reference import attend
 from strided import VARIANTS
+
+import flashattn_ext
 
 SINGLE = {
     "causal": {"causal": True},
@@ -54,7 +54,7 @@ def test_in_pairs(case, device):
 
 @pytest.mark.parametrize("d", [64, 96, 256])
 def test_all_at_once(d, device):
-    options = dict(causal=True, window=(50, -1), softcap=6.0, sinks="fp32", scale=0.2)
+    options = {"causal": True, "window": (50, -1), "softcap": 6.0, "sinks": "fp32", "scale": 0.2}
     for alibi in ("h", "bh"):
         dense(2, 130, 90, d=d, alibi=alibi, used=(90, 33), **options).check(device)
         packed((130, 90), (1, 64), (5, 0), d=d, alibi=alibi, **options).check(device)
@@ -108,7 +108,8 @@ def test_c29_three_caps_three_results(dtype, layout, device):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_c26_softcap_saturates(score, dtype, device):
     for d in (64, 128):
-        call = dense(1, 3, 70, heads=(1, 1), d=d, dtype=dtype, softcap=50.0, scale=1.0).build(device)
+        case = dense(1, 3, 70, heads=(1, 1), d=d, dtype=dtype, softcap=50.0, scale=1.0)
+        call = case.build(device)
         call.q.fill_(score / 100)
         call.k.fill_(100 / d)
         call.k[:, 0] = 0  # one key whose score is 0

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from cases import DTYPES, Case, dense, sample
+from strided import VARIANTS
 
 import flashattn_ext
-from cases import DTYPES, Case, dense, packed, sample
-from strided import VARIANTS
 
 LENGTHS = {False: ((129, 129), (129, 129)), True: ((129, 129), (40, 40), (1, 1))}
 

@@ -4,7 +4,6 @@ import random
 
 import pytest
 import torch
-
 from cases import DTYPES, HEAD_DIMS, TILE_EDGES, dense, packed, sample
 from test_dense import HEADS, MASKS
 
