@@ -14,6 +14,18 @@ namespace flashattn {
 // subtracting 0 in its place keeps (-inf) - (-inf) from making a NaN.
 FA_HD float subtrahend(float maximum) { return maximum == -kInfinity ? 0.f : maximum; }
 
+// The maximum to go on with after a block whose own maximum is `block_maximum`. Any number near the
+// true maximum serves as well, since it cancels in the end; so a row keeps the one it has until
+// its exponentials could exceed 2^8, and its accumulator then needs no rescaling. That is safe even
+// where probabilities are rounded to fp16 (largest number 65504). After FlashAttention-4's
+// conditional rescaling.
+constexpr float kKeepMaximumLog2 = 8.f;
+
+FA_HD float next_maximum(float old_maximum, float block_maximum, float exponent_scale_log2) {
+  bool const keep = (block_maximum - old_maximum) * exponent_scale_log2 <= kKeepMaximumLog2;
+  return keep ? old_maximum : block_maximum;
+}
+
 // What old accumulators are multiplied with when the maximum grows. `exponent_scale_log2` turns a
 // score into an exponent of 2.
 FA_HD float rescale_factor(float old_maximum, float new_maximum, float exponent_scale_log2) {

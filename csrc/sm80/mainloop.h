@@ -19,6 +19,9 @@ class Mainloop {
   using TiledMma = typename Traits::TiledMma;
   using Accumulator = decltype(cute::partition_fragment_C(
       TiledMma{}, cute::Shape<typename Traits::BlockM, typename Traits::HeadDim>{}));
+  using QueryFragment = decltype(TiledMma{}.get_thread_slice(0).partition_fragment_A(
+      cute::make_tensor(cute::make_smem_ptr(static_cast<Element*>(nullptr)),
+                        typename Traits::SmemLayoutQ{})));  // (MMA, MMA_M, MMA_K)
   static constexpr int kRows = 2 * decltype(cute::size<1>(Accumulator{}))::value;  // of a thread
 
   CUTE_DEVICE Mainloop(typename Traits::SharedStorage& smem, ScoreEditor const& editor)
@@ -50,6 +53,11 @@ class Mainloop {
       load_k(i);
       if (i + 1 < Traits::kStages) { load_v(i); }
     }
+    if constexpr (Traits::kTile.q_in_registers) {
+      wait_for_oldest();
+      CUTE_UNROLL
+      for (int slice = 0; slice < cute::size<2>(q_); ++slice) { fetch_q(slice); }
+    }
     for (int i = 0; i < count; ++i) {
       int const block = blocks.end - 1 - i, stage = i % Traits::kStages;
       wait_for_oldest();  // K of this block is here, and nobody reads V of the previous one
@@ -68,28 +76,31 @@ class Mainloop {
   CUTE_DEVICE RowSoftmax<kRows> const& softmax() const { return softmax_; }
 
  private:
-  CUTE_DEVICE auto multiply_qk(Element const* k) const {
+  CUTE_DEVICE void fetch_q(int slice) {
+    using namespace cute;
+    Tensor const sQ = make_tensor(make_smem_ptr(smem_.q), typename Traits::SmemLayoutQ{});
+    auto const copy_q = make_tiled_copy_A(typename Traits::LoadMatrix{}, TiledMma{});
+    auto const thread_copy_q = copy_q.get_thread_slice(threadIdx.x);
+    Tensor const tSsQ = thread_copy_q.partition_S(sQ);
+    Tensor to_q = thread_copy_q.retile_D(q_);
+    copy(copy_q, tSsQ(_, _, slice), to_q(_, _, slice));
+  }
+
+  CUTE_DEVICE auto multiply_qk(Element const* k) {
     using namespace cute;
     TiledMma const mma;
     auto const thread_mma = mma.get_thread_slice(threadIdx.x);
-    Tensor const sQ = make_tensor(make_smem_ptr(smem_.q), typename Traits::SmemLayoutQ{});
     Tensor const sK = make_tensor(make_smem_ptr(k), typename Traits::SmemLayoutKv{});
-    Tensor tSrQ = thread_mma.partition_fragment_A(sQ);  // (MMA, MMA_M, MMA_K)
     Tensor tSrK = thread_mma.partition_fragment_B(sK);  // (MMA, MMA_N, MMA_K)
-
-    auto const copy_q = make_tiled_copy_A(typename Traits::LoadMatrix{}, mma);
     auto const copy_k = make_tiled_copy_B(typename Traits::LoadMatrix{}, mma);
-    auto const thread_copy_q = copy_q.get_thread_slice(threadIdx.x);
     auto const thread_copy_k = copy_k.get_thread_slice(threadIdx.x);
-    Tensor const tSsQ = thread_copy_q.partition_S(sQ);
     Tensor const tSsK = thread_copy_k.partition_S(sK);
-    Tensor to_q = thread_copy_q.retile_D(tSrQ);
     Tensor to_k = thread_copy_k.retile_D(tSrK);
 
     Tensor scores = partition_fragment_C(mma, cute::Shape<typename Traits::BlockM, typename Traits::BlockN>{});
     clear(scores);
-    multiply(mma, scores, tSrQ, tSrK, [&](int slice) {
-      copy(copy_q, tSsQ(_, _, slice), to_q(_, _, slice));
+    multiply(mma, scores, q_, tSrK, [&](int slice) {
+      if constexpr (!Traits::kTile.q_in_registers) { fetch_q(slice); }
       copy(copy_k, tSsK(_, _, slice), to_k(_, _, slice));
     });
     return scores;
@@ -130,6 +141,7 @@ class Mainloop {
   ScoreEditor const& editor_;
   RowSoftmax<kRows> softmax_;
   Accumulator acc_;
+  QueryFragment q_;  // filled once, or slice by slice at each use
 };
 
 }  // namespace flashattn::sm80

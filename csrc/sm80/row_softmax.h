@@ -35,15 +35,18 @@ class RowSoftmax {
   template <class Scores, class Acc>
   CUTE_DEVICE void update(Scores& scores, Acc& acc) {
     static_assert(decltype(cute::size<0>(scores))::value == kRows);
+    float factors[kRows];
+    bool rescale = false;
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
       float const old_maximum = maximum_[row];
-      maximum_[row] = quad_max(row_max(scores, row, old_maximum));
-      float const factor = rescale_factor(old_maximum, maximum_[row], scale_log2_);
-      CUTE_UNROLL
-      for (int col = 0; col < cute::size<1>(acc); ++col) { acc(row, col) *= factor; }
-      sum_[row] = sum_[row] * factor + exponentiate(scores, row);
+      maximum_[row] = next_maximum(old_maximum, quad_max(row_max(scores, row)), scale_log2_);
+      factors[row] = rescale_factor(old_maximum, maximum_[row], scale_log2_);
+      rescale |= maximum_[row] != old_maximum;
     }
+    if (__any_sync(0xffffffff, rescale)) { rescale_rows(acc, factors); }
+    CUTE_UNROLL
+    for (int row = 0; row < kRows; ++row) { sum_[row] += exponentiate(scores, row); }
   }
 
   // Once, after the last block. `sink` as in finish_softmax.
@@ -52,11 +55,21 @@ class RowSoftmax {
   }
 
  private:
-  template <class Scores>
-  CUTE_DEVICE static float row_max(Scores const& scores, int row, float start) {
-    float result = start;
+  template <class Acc>
+  CUTE_DEVICE void rescale_rows(Acc& acc, float const (&factors)[kRows]) {
     CUTE_UNROLL
-    for (int col = 0; col < cute::size<1>(scores); ++col) { result = fmaxf(result, scores(row, col)); }
+    for (int row = 0; row < kRows; ++row) {
+      sum_[row] *= factors[row];
+      CUTE_UNROLL
+      for (int col = 0; col < cute::size<1>(acc); ++col) { acc(row, col) *= factors[row]; }
+    }
+  }
+
+  template <class Scores>
+  CUTE_DEVICE static float row_max(Scores const& scores, int row) {
+    float result = scores(row, 0);
+    CUTE_UNROLL
+    for (int col = 1; col < cute::size<1>(scores); ++col) { result = fmaxf(result, scores(row, col)); }
     return result;
   }
 
