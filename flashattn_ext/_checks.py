@@ -56,8 +56,9 @@ def check_call(
         raise ValueError(f"{name}: only for packed sequences, which need cu_seqlens_q/_k too")
     if seqused_k is not None or alibi_slopes is not None or sinks is not None or out is not None:
         _check_options(q, k, v, cu_seqlens_q, seqused_k, alibi_slopes, sinks, out)
-    if is_grad_enabled():
-        _refuse_gradients(q, k, v, alibi_slopes, sinks, out)
+        _refuse_gradients(alibi_slopes, sinks, out)
+    if q.requires_grad or k.requires_grad or v.requires_grad:
+        _refuse_gradients(q, k, v)
     if packed or seqused_k is not None:
         _check_lengths(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k, max_seqlen_q, max_seqlen_k)
 
@@ -135,7 +136,7 @@ def _check_shapes(q_shape, k_shape, v_shape, packed):
     rank = 3 if packed else 4
     if len(q_shape) != rank:
         raise ValueError(f"q: expected {_layout('h', packed)}, got shape {tuple(q_shape)}")
-    rows, heads, head_dim = q_shape[-3:]
+    heads, head_dim = q_shape[-2], q_shape[-1]
     if not 0 < head_dim <= _MAX_HEAD_DIM:
         kind = NotImplementedError if head_dim > 0 else ValueError
         raise kind(f"q: expected a head dim from 1 to {_MAX_HEAD_DIM}, got {head_dim}")
@@ -153,12 +154,13 @@ def _check_shapes(q_shape, k_shape, v_shape, packed):
         )
     if v_shape != k_shape:
         raise ValueError(f"v: expected shape {tuple(k_shape)} like k, got {tuple(v_shape)}")
-    rows_k, heads_kv = k_shape[-3], k_shape[-2]
+    heads_kv = k_shape[-2]
     if heads_kv == 0 or heads % heads_kv:
         raise ValueError(
             f"k: expected a number of key/value heads that divides q's {heads} heads, "
             f"got {heads_kv} in shape {tuple(k_shape)}"
         )
+    rows, rows_k = q_shape[-3], k_shape[-3]
     if rows > _MAX_ROWS or rows_k > _MAX_ROWS:
         name, got = ("q", rows) if rows > _MAX_ROWS else ("k", rows_k)
         raise ValueError(f"{name}: expected at most 2**30 rows, got {got}")
@@ -229,7 +231,7 @@ def _check_options(q, k, v, cu_seqlens_q, seqused_k, alibi_slopes, sinks, out):
 
 def _refuse_gradients(*tensors):
     for tensor in tensors:
-        if tensor is not None and tensor.requires_grad:
+        if tensor is not None and tensor.requires_grad and is_grad_enabled():
             raise NotImplementedError(
                 "q, k, v: an argument requires a gradient, but flash_fwd has no backward yet: call "
                 "it under torch.no_grad() or torch.inference_mode(), or pass tensor.detach()"

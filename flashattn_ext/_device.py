@@ -2,10 +2,29 @@
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from ._build import BUILD, LIBRARY
 
 _REINSTALL = "pip install --no-build-isolation --no-cache-dir --force-reinstall --no-deps . (in the source tree)"
+
+
+def _why_no_cuda() -> str:
+    if not LIBRARY.exists():
+        return ""  # the call itself says so
+    if not BUILD.get("cuda_archs"):
+        reason = BUILD.get("cuda_off_reason") or "reason not recorded"
+        return (
+            f"flashattn_ext was built without CUDA kernels ({reason}). Set CUDA_HOME to a CUDA "
+            f"toolkit and reinstall with FLASHATTN_EXT_CUDA=on: {_REINSTALL}"
+        )
+    if torch.version.cuda is None:
+        return f"flashattn_ext has kernels for CUDA only and torch {torch.__version__} has no CUDA"
+    return ""
+
+
+_NO_CUDA = _why_no_cuda()
+_MAX_HEAD_DIM = max(BUILD.get("head_dims") or (256,))
 
 # Index of a GPU asked about before -> why this build cannot serve it, or "".
 _verdicts: dict[int, str] = {}
@@ -17,38 +36,25 @@ def check(q: Tensor, head_dim: int) -> None:
         if q.is_meta:
             return
         raise NotImplementedError(f"q: expected a tensor on cpu or cuda, got one on {q.device}")
-    if not LIBRARY.exists():
-        return  # the call itself says so
-    reason = _why_no_cuda(head_dim)
+    reason = _NO_CUDA
     # Fake tensors have no GPU to ask.
-    if not reason and type(q) is Tensor and not torch.compiler.is_dynamo_compiling():
-        index = q.device.index
+    if not reason and type(q) is Tensor and not is_dynamo_compiling():
+        index = q.get_device()
         reason = _verdicts.get(index)
         if reason is None:
             reason = _verdicts[index] = _why_not_this_gpu(index)
+    if not reason and head_dim > _MAX_HEAD_DIM:
+        reason = (
+            f"this build has CUDA kernels for head dims up to {_MAX_HEAD_DIM}, got {head_dim}. "
+            f"Reinstall without FLASHATTN_EXT_HEAD_DIMS: {_REINSTALL}"
+        )
     if reason:
         raise NotImplementedError(f"q: on {q.device}, but {reason}")
 
 
-def _why_no_cuda(head_dim: int) -> str:
-    if not BUILD.get("cuda_archs"):
-        reason = BUILD.get("cuda_off_reason") or "reason not recorded"
-        return (
-            f"flashattn_ext was built without CUDA kernels ({reason}). Set CUDA_HOME to a CUDA "
-            f"toolkit and reinstall with FLASHATTN_EXT_CUDA=on: {_REINSTALL}"
-        )
-    if torch.version.cuda is None:
-        return f"flashattn_ext has kernels for CUDA only and torch {torch.__version__} has no CUDA"
-    head_dims = BUILD.get("head_dims")
-    if head_dims and head_dim > max(head_dims):
-        return (
-            f"this build has kernels for head dims up to {max(head_dims)} and got {head_dim}. "
-            f"Reinstall without FLASHATTN_EXT_HEAD_DIMS: {_REINSTALL}"
-        )
-    return ""
-
-
 def _why_not_this_gpu(index: int) -> str:
+    if not LIBRARY.exists():
+        return ""
     major, minor = torch.cuda.get_device_capability(index)
     arch = 10 * major + minor
     archs, ptx = BUILD["cuda_archs"], BUILD.get("ptx_arch") or 0

@@ -27,7 +27,8 @@ def _load() -> str:
         schema = torch.ops.flashattn_ext.fwd.default._schema
     except (OSError, RuntimeError, AttributeError) as error:
         return (
-            f"{LIBRARY} does not load with torch {torch.__version__} ({error}): flashattn_ext "
+            f"{LIBRARY} does not load with torch {torch.__version__} "
+            f"({error.__cause__ or error}): flashattn_ext "
             f"needs torch 2.10 or newer. {_REBUILD}"
         )
     if [argument.name for argument in schema.arguments] != _FWD_ARGUMENTS:
