@@ -17,7 +17,9 @@ constexpr int kRows = 200, kHeads = 8, kHeadsKv = 2, kHeadDim = 64;
 constexpr float kScale = 0.125f;  // 1 / sqrt(kHeadDim)
 
 using BFloat16 = uint16_t;
-BFloat16 to_bf16(float x) { return static_cast<BFloat16>((std::bit_cast<uint32_t>(x) + 0x8000u) >> 16); }
+BFloat16 to_bf16(float x) {
+  return static_cast<BFloat16>((std::bit_cast<uint32_t>(x) + 0x8000u) >> 16);
+}
 float to_float(BFloat16 x) { return std::bit_cast<float>(uint32_t{x} << 16); }
 
 std::vector<BFloat16> random_rows(int heads) {
@@ -51,21 +53,24 @@ void* place(std::vector<BFloat16>& host) {
 
 void fetch(std::vector<BFloat16>& host, void const* data) {
 #if defined(WITH_CUDA)
-  if (has_gpu()) { cudaMemcpy(host.data(), data, host.size() * sizeof(BFloat16), cudaMemcpyDeviceToHost); }
+  if (has_gpu()) {
+    cudaMemcpy(host.data(), data, host.size() * sizeof(BFloat16), cudaMemcpyDeviceToHost);
+  }
 #else
   (void)host, (void)data;
 #endif
 }
 
 // Element `dim` of the output row of `head`, which sees keys 0 ... row.
-double expected(std::vector<BFloat16> const& q, std::vector<BFloat16> const& k, std::vector<BFloat16> const& v,
-                int row, int head, int dim) {
+double expected(std::vector<BFloat16> const& q, std::vector<BFloat16> const& k,
+                std::vector<BFloat16> const& v, int row, int head, int dim) {
   int const head_kv = head / (kHeads / kHeadsKv);
   double sum = 0., weighted = 0.;
   for (int key = 0; key <= row; ++key) {
     double dot = 0.;
     for (int d = 0; d < kHeadDim; ++d) {
-      dot += to_float(q[(row * kHeads + head) * kHeadDim + d]) * to_float(k[(key * kHeadsKv + head_kv) * kHeadDim + d]);
+      dot += to_float(q[(row * kHeads + head) * kHeadDim + d]) *
+             to_float(k[(key * kHeadsKv + head_kv) * kHeadDim + d]);
     }
     double const p = std::exp(kScale * dot);
     sum += p;
@@ -75,14 +80,19 @@ double expected(std::vector<BFloat16> const& q, std::vector<BFloat16> const& k, 
 }
 
 int main() try {
-  std::vector<BFloat16> q = random_rows(kHeads), k = random_rows(kHeadsKv), v = random_rows(kHeadsKv);
+  std::vector<BFloat16> q = random_rows(kHeads), k = random_rows(kHeadsKv),
+                        v = random_rows(kHeadsKv);
   std::vector<BFloat16> out(q.size());
 
   flashattn::FlashFwdParams params;
   params.device = has_gpu() ? flashattn::Device::kCuda : flashattn::Device::kCpu;
   params.dtype = flashattn::DType::kBFloat16;
-  params.shape = {.batch = 1, .heads = kHeads, .heads_kv = kHeadsKv, .head_dim = kHeadDim,
-                  .seqlen_q = kRows, .seqlen_k = kRows};
+  params.shape = {.batch = 1,
+                  .heads = kHeads,
+                  .heads_kv = kHeadsKv,
+                  .head_dim = kHeadDim,
+                  .seqlen_q = kRows,
+                  .seqlen_k = kRows};
   params.q = {.data = place(q), .row_stride = kHeads * kHeadDim, .head_stride = kHeadDim};
   params.k = {.data = place(k), .row_stride = kHeadsKv * kHeadDim, .head_stride = kHeadDim};
   params.v = {.data = place(v), .row_stride = kHeadsKv * kHeadDim, .head_stride = kHeadDim};
@@ -95,11 +105,13 @@ int main() try {
   double error = 0.;
   for (int row = 0; row < kRows; row += 7) {
     for (int head = 0; head < kHeads; ++head) {
-      error = std::fmax(error, std::abs(to_float(out[(row * kHeads + head) * kHeadDim + row % kHeadDim]) -
-                                        expected(q, k, v, row, head, row % kHeadDim)));
+      error = std::fmax(error,
+                        std::abs(to_float(out[(row * kHeads + head) * kHeadDim + row % kHeadDim]) -
+                                 expected(q, k, v, row, head, row % kHeadDim)));
     }
   }
-  std::printf("causal attention of %d rows on the %s: largest error %.1e\n", kRows, has_gpu() ? "GPU" : "CPU", error);
+  std::printf("causal attention of %d rows on the %s: largest error %.1e\n", kRows,
+              has_gpu() ? "GPU" : "CPU", error);
   return error < 0.02 ? 0 : 1;
 } catch (std::exception const& error) {
   std::fprintf(stderr, "%s\n", error.what());

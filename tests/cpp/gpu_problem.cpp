@@ -17,8 +17,12 @@ std::vector<int> prefix_sums(std::vector<int> const& lengths) {
   return sums;
 }
 
-int sum(std::vector<int> const& lengths) { return std::accumulate(lengths.begin(), lengths.end(), 0); }
-int longest(std::vector<int> const& lengths) { return *std::max_element(lengths.begin(), lengths.end()); }
+int sum(std::vector<int> const& lengths) {
+  return std::accumulate(lengths.begin(), lengths.end(), 0);
+}
+int longest(std::vector<int> const& lengths) {
+  return *std::max_element(lengths.begin(), lengths.end());
+}
 
 int batches_of(Case const& c, bool packed) { return packed ? 1 : static_cast<int>(c.len_q.size()); }
 
@@ -63,7 +67,8 @@ Problem::Problem(Case const& c, unsigned seed)
       v_(make_operand(layout_kv(c, c.order_v), c.packed_k, c.len_k)),
       out_layout_(layout_q(c)),
       out_(std::vector<uint16_t>(out_layout_.size() + kGuard, kOutPattern)),
-      lse_(std::vector<float>(int64_t(out_layout_.batches) * c.heads * out_layout_.rows + kGuard, lse_pattern())) {
+      lse_(std::vector<float>(int64_t(out_layout_.batches) * c.heads * out_layout_.rows + kGuard,
+                              lse_pattern())) {
   std::uniform_real_distribution<float> uniform(0.f, 1.f);
   int const slopes = c.alibi_dims == 0 ? 0 : c.alibi_dims == 1 ? c.heads : c.heads * batch();
   for (int i = 0; i < slopes; ++i) { slopes_host_.push_back(0.5f * uniform(random_)); }
@@ -85,13 +90,17 @@ void Problem::fill_params() {
   Case const& c = case_;
   params_.device = flashattn::Device::kCuda;
   params_.dtype = c.dtype;
-  params_.shape = {.batch = batch(), .heads = c.heads, .heads_kv = c.heads_kv, .head_dim = c.head_dim,
+  params_.shape = {.batch = batch(),
+                   .heads = c.heads,
+                   .heads_kv = c.heads_kv,
+                   .head_dim = c.head_dim,
                    .seqlen_q = c.max_seqlen_q > 0 ? c.max_seqlen_q : longest(c.len_q),
                    .seqlen_k = c.packed_k ? longest(c.len_k) : rows_of_k(c)};
   params_.q = input(q_.layout, q_.device);
   params_.k = input(k_.layout, k_.device);
   params_.v = input(v_.layout, v_.device);
-  params_.out = {out_.data(), out_layout_.batch_stride, out_layout_.row_stride, out_layout_.head_stride};
+  params_.out = {out_.data(), out_layout_.batch_stride, out_layout_.row_stride,
+                 out_layout_.head_stride};
   params_.lse = c.want_lse ? lse_.data() : nullptr;
   if (c.packed_q) {
     params_.lengths.cu_seqlens_q = cu_q_.data();
@@ -112,23 +121,28 @@ void Problem::fill_params() {
   params_.score.sinks_dtype = c.sinks == Sinks::kLikeQ ? c.dtype : DType::kFloat32;
 }
 
-Problem::Operand Problem::make_operand(Layout const& layout, bool packed, std::vector<int> const& lengths) {
+Problem::Operand Problem::make_operand(Layout const& layout, bool packed,
+                                       std::vector<int> const& lengths) {
   std::normal_distribution<float> normal(0.f, case_.magnitude);
   std::vector<uint16_t> bits(layout.size(), kOutPattern);  // NaN where no row lies
   std::vector<int> const begins = prefix_sums(lengths);
   for (int b = 0; b < static_cast<int>(lengths.size()); ++b) {
     for (int row = 0; row < lengths[b]; ++row) {
       for (int head = 0; head < layout.heads; ++head) {
-        int64_t const at = packed ? layout.at(0, begins[b] + row, head, 0) : layout.at(b, row, head, 0);
-        for (int d = 0; d < layout.dim; ++d) { bits[at + d] = to_bits(case_.dtype, normal(random_)); }
+        int64_t const at =
+            packed ? layout.at(0, begins[b] + row, head, 0) : layout.at(b, row, head, 0);
+        for (int d = 0; d < layout.dim; ++d) {
+          bits[at + d] = to_bits(case_.dtype, normal(random_));
+        }
       }
     }
   }
   return {layout, bits, DeviceVector<uint16_t>(bits)};
 }
 
-std::vector<std::vector<float>> Problem::rows_of(Operand const& operand, bool packed, std::vector<int> const& lengths,
-                                                 int batch, int head) const {
+std::vector<std::vector<float>> Problem::rows_of(Operand const& operand, bool packed,
+                                                 std::vector<int> const& lengths, int batch,
+                                                 int head) const {
   int const begin = packed ? prefix_sums(lengths)[batch] : 0;
   std::vector<std::vector<float>> rows(lengths[batch], std::vector<float>(operand.layout.dim));
   for (int row = 0; row < lengths[batch]; ++row) {
@@ -146,25 +160,32 @@ oracle::RowProblem Problem::row_problem(int batch, int head) const {
   row.window = {case_.window.left, case_.window.right};
   row.scale = case_.scale;
   row.softcap = case_.softcap;
-  if (case_.alibi_dims > 0) { row.slope = slopes_host_[case_.alibi_dims == 2 ? batch * case_.heads + head : head]; }
+  if (case_.alibi_dims > 0) {
+    row.slope = slopes_host_[case_.alibi_dims == 2 ? batch * case_.heads + head : head];
+  }
   row.has_sink = case_.sinks != Sinks::kNone;
   if (row.has_sink) { row.sink = sinks_host_[head]; }
   return row;
 }
 
 int64_t Problem::lse_index(int batch, int head, int row) const {
-  if (case_.packed_q) { return int64_t(head) * out_layout_.rows + prefix_sums(case_.len_q)[batch] + row; }
+  if (case_.packed_q) {
+    return int64_t(head) * out_layout_.rows + prefix_sums(case_.len_q)[batch] + row;
+  }
   return (int64_t(batch) * case_.heads + head) * case_.len_q[0] + row;
 }
 
 // One head of one sequence. Marks what it expects to be written.
-void Problem::check_rows(int batch, int head, std::vector<uint16_t> const& out, std::vector<float> const& lse,
-                         std::vector<char>& out_written, std::vector<char>& lse_written) const {
+void Problem::check_rows(int batch, int head, std::vector<uint16_t> const& out,
+                         std::vector<float> const& lse, std::vector<char>& out_written,
+                         std::vector<char>& lse_written) const {
   auto const q = rows_of(q_, case_.packed_q, case_.len_q, batch, head);
   int const head_kv = head / (case_.heads / case_.heads_kv);
   auto const k = rows_of(k_, case_.packed_k, case_.len_k, batch, head_kv);
   auto const v = rows_of(v_, case_.packed_k, case_.len_k, batch, head_kv);
-  auto const round = [this](double x) { return from_bits(case_.dtype, to_bits(case_.dtype, static_cast<float>(x))); };
+  auto const round = [this](double x) {
+    return from_bits(case_.dtype, to_bits(case_.dtype, static_cast<float>(x)));
+  };
   oracle::RowProblem problem = row_problem(batch, head);
   problem.k = &k;
   problem.v = &v;
@@ -184,7 +205,9 @@ void Problem::check_rows(int batch, int head, std::vector<uint16_t> const& out, 
       error = std::isnan(off) ? INFINITY : std::max(error, off);
       yardstick = std::max(yardstick, std::abs(rounded.out[d] - exact.out[d]));
       magnitude = std::max(magnitude, std::abs(exact.out[d]));
-      if (std::isinf(exact.lse) && got != 0.) { ADD_FAILURE() << "empty row " << row << " has out " << got; }
+      if (std::isinf(exact.lse) && got != 0.) {
+        ADD_FAILURE() << "empty row " << row << " has out " << got;
+      }
     }
     if (!case_.want_lse) { continue; }
     int64_t const at = lse_index(batch, head, row);
@@ -194,7 +217,8 @@ void Problem::check_rows(int batch, int head, std::vector<uint16_t> const& out, 
     lse_error = std::isnan(off) ? INFINITY : std::max(lse_error, off);
   }
   double const factor = case_.softcap > 0.f ? 3. : 2.;
-  EXPECT_LE(error, factor * yardstick + rounding_noise(case_.dtype, magnitude)) << "batch " << batch << ", head " << head;
+  EXPECT_LE(error, factor * yardstick + rounding_noise(case_.dtype, magnitude))
+      << "batch " << batch << ", head " << head;
   EXPECT_LE(lse_error, 1e-4) << "batch " << batch << ", head " << head;
 }
 
@@ -203,7 +227,9 @@ void Problem::check_result() const {
   std::vector<float> const lse = lse_.host();
   std::vector<char> out_written(out.size(), 0), lse_written(lse.size(), 0);
   for (int b = 0; b < batch(); ++b) {
-    for (int head = 0; head < case_.heads; ++head) { check_rows(b, head, out, lse, out_written, lse_written); }
+    for (int head = 0; head < case_.heads; ++head) {
+      check_rows(b, head, out, lse, out_written, lse_written);
+    }
   }
   int64_t spoilt = 0;
   for (size_t i = 0; i < out.size(); ++i) { spoilt += !out_written[i] && out[i] != kOutPattern; }
@@ -243,15 +269,15 @@ void expect_right(Case const& c) {
 std::string no_gpu_reason() {
   static std::string const reason = [] {
     int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) { return std::string("no CUDA device"); }
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+      return std::string("no CUDA device");
+    }
     Case tiny;
     tiny.head_dim = 8;
     tiny.len_q = tiny.len_k = {1};
     try {
       Problem(tiny).run();
-    } catch (flashattn::Unsupported const& error) {
-      return std::string(error.what());
-    }
+    } catch (flashattn::Unsupported const& error) { return std::string(error.what()); }
     return std::string();
   }();
   return reason;

@@ -1,4 +1,5 @@
-// One call of run_flash_fwd on the GPU, with everything around the operands poisoned, and its check.
+// One call of run_flash_fwd on the GPU, with everything around the operands poisoned, and its
+// check.
 //
 // Inputs are NaN wherever no row of q, k or v lies: gaps between heads, unused keys, packed rows
 // past the last sequence. Outputs start as a NaN pattern, and every word outside of the result must
@@ -26,7 +27,9 @@ namespace gpu {
 using flashattn::DType;
 
 inline void check(cudaError_t status, char const* what) {
-  if (status != cudaSuccess) { throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status)); }
+  if (status != cudaSuccess) {
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
+  }
 }
 
 template <class T>
@@ -49,7 +52,10 @@ class DeviceVector {
   T* data() const { return data_; }
   std::vector<T> host() const {
     std::vector<T> copy(size_);
-    if (size_ > 0) { check(cudaMemcpy(copy.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy"); }
+    if (size_ > 0) {
+      check(cudaMemcpy(copy.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost),
+            "cudaMemcpy");
+    }
     return copy;
   }
 
@@ -69,7 +75,10 @@ inline float from_bits(DType dtype, uint16_t bits) {
 }
 
 enum class Sinks { kNone, kFloat32, kLikeQ };
-enum class Order { kRowsFirst, kHeadsFirst };  // (batch, row, head, dim), or a transposed view of it
+enum class Order {
+  kRowsFirst,
+  kHeadsFirst
+};  // (batch, row, head, dim), or a transposed view of it
 
 struct Case {
   DType dtype = DType::kBFloat16;
@@ -89,7 +98,7 @@ struct Case {
   Sinks sinks = Sinks::kNone;
   Order order_k = Order::kRowsFirst;
   Order order_v = Order::kRowsFirst;
-  int gap = 8;           // NaN elements behind each head
+  int gap = 8;  // NaN elements behind each head
   bool want_lse = true;
   int max_seqlen_q = 0;  // packed: the bound to pass, 0 for the true maximum
   float magnitude = 1.f;
@@ -121,13 +130,13 @@ class Problem {
   explicit Problem(Case const& c, unsigned seed = 1);
 
   void run(cudaStream_t stream = nullptr) { flashattn::run_flash_fwd(params_, stream); }
-  void check_result() const;     // against the reference, and the canaries
+  void check_result() const;  // against the reference, and the canaries
   void check_canaries() const;
   std::vector<uint16_t> out_bits() const { return out_.host(); }
   std::vector<float> lse() const { return lse_.host(); }
   flashattn::FlashFwdParams& params() { return params_; }
 
-  // Other contents for the packed prefix sums, which then describe rows that the reference does not know.
+  // Other contents for the packed prefix sums; the reference does not know the rows they describe.
   void overwrite_cu_seqlens(std::vector<int> const& q, std::vector<int> const& k);
 
  private:
@@ -138,11 +147,13 @@ class Problem {
   };
 
   Operand make_operand(Layout const& layout, bool packed, std::vector<int> const& lengths);
-  std::vector<std::vector<float>> rows_of(Operand const& operand, bool packed, std::vector<int> const& lengths,
-                                          int batch, int head) const;
+  std::vector<std::vector<float>> rows_of(Operand const& operand, bool packed,
+                                          std::vector<int> const& lengths, int batch,
+                                          int head) const;
   oracle::RowProblem row_problem(int batch, int head) const;
-  void check_rows(int batch, int head, std::vector<uint16_t> const& out, std::vector<float> const& lse,
-                  std::vector<char>& out_written, std::vector<char>& lse_written) const;
+  void check_rows(int batch, int head, std::vector<uint16_t> const& out,
+                  std::vector<float> const& lse, std::vector<char>& out_written,
+                  std::vector<char>& lse_written) const;
   void fill_params();
   int batch() const { return static_cast<int>(case_.len_q.size()); }
   int64_t lse_index(int batch, int head, int row) const;
@@ -169,3 +180,7 @@ std::string no_gpu_reason();
 std::vector<int> built_head_dims(std::vector<int> const& wanted);
 
 }  // namespace gpu
+
+// In a TEST, where GTEST_SKIP can return.
+#define SKIP_WITHOUT_GPU() \
+  if (!gpu::no_gpu_reason().empty()) { GTEST_SKIP() << gpu::no_gpu_reason(); }

@@ -12,7 +12,7 @@ namespace oracle {
 
 // One query row over the keys of its sequence.
 struct RowProblem {
-  std::vector<float> q;                    // (head_dim)
+  std::vector<float> q;                      // (head_dim)
   std::vector<std::vector<float>> const* k;  // (len_k)(head_dim)
   std::vector<std::vector<float>> const* v;
   int row = 0;
@@ -34,7 +34,7 @@ struct NoRounding {
   double operator()(double x) const { return x; }
 };
 
-// `round` is applied where PyTorch stores a 16-bit tensor: the scores, the probabilities, the output.
+// `round` is applied where PyTorch stores a 16-bit tensor: scores, probabilities, output.
 template <class Round>
 RowResult attend(RowProblem const& p, Round const& round) {
   double const lowest = -std::numeric_limits<double>::infinity();

@@ -19,7 +19,7 @@ constexpr flashattn::Window kWindows[] = {{-1, -1}, {-1, 0},  {5, 0},  {0, 0},  
                                           {7, -1},  {20, 40}, {0, 90}, {1000, 1000}};
 
 void expect_right(Case const& c) {
-  SCOPED_TRACE("type " << static_cast<int>(c.dtype) << " heads " << c.heads << "/" << c.heads_kv
+  SCOPED_TRACE(::testing::Message() << "type " << static_cast<int>(c.dtype) << " heads " << c.heads << "/" << c.heads_kv
                        << " dim " << c.head_dim << " q " << c.len_q[0] << " k " << c.len_k[0]
                        << " window " << c.window.left << "," << c.window.right);
   Problem(c).check();

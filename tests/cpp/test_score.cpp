@@ -25,8 +25,12 @@ TEST(Tanh, AbsoluteAndRelativeError) {
     float const x = static_cast<float>(i) * 1e-4f;
     double const exact = std::tanh(static_cast<double>(x));
     float const got = flashattn::tanh_saturating(x);
-    if (std::abs(got - exact) > 2e-7 || std::abs(got) > 1.f) { ADD_FAILURE() << "tanh(" << x << ") = " << got; }
-    if (std::abs(got - exact) > 6e-6 * std::abs(exact)) { ADD_FAILURE() << "relative: tanh(" << x << ") = " << got; }
+    if (std::abs(got - exact) > 2e-7 || std::abs(got) > 1.f) {
+      ADD_FAILURE() << "tanh(" << x << ") = " << got;
+    }
+    if (std::abs(got - exact) > 6e-6 * std::abs(exact)) {
+      ADD_FAILURE() << "relative: tanh(" << x << ") = " << got;
+    }
   }
 }
 
@@ -35,7 +39,9 @@ TEST(Tanh, SaturatesAndIsNeverNanForANumber) {
     EXPECT_EQ(flashattn::tanh_saturating(x), 1.f) << x;
     EXPECT_EQ(flashattn::tanh_saturating(-x), -1.f) << x;
   }
-  for (float x : {0.f, FLT_MIN, 1e-40f, 1e-20f}) { EXPECT_NEAR(flashattn::tanh_saturating(x), x, 1e-6 * x); }
+  for (float x : {0.f, FLT_MIN, 1e-40f, 1e-20f}) {
+    EXPECT_NEAR(flashattn::tanh_saturating(x), x, 1e-6 * x);
+  }
   EXPECT_TRUE(std::isnan(flashattn::tanh_saturating(kNan)));
 }
 
@@ -60,8 +66,11 @@ TEST(ScoreMod, InactiveFoldsTheScaleIntoTheExponent) {
 
 TEST(ScoreMod, AnythingThatActsOnTheScaledScoreIsActive) {
   float const slope = 0.5f;
-  Score const scores[] = {{.scale = 0.125f, .softcap = 5.f}, {.scale = 0.125f, .alibi_slopes = &slope},
-                          {.scale = 0.f}, {.scale = -0.125f}, {.scale = kNan}};
+  Score const scores[] = {{.scale = 0.125f, .softcap = 5.f},
+                          {.scale = 0.125f, .alibi_slopes = &slope},
+                          {.scale = 0.f},
+                          {.scale = -0.125f},
+                          {.scale = kNan}};
   for (Score const& score : scores) {
     EXPECT_TRUE(flashattn::score_mod(score).active) << score.scale;
     EXPECT_EQ(flashattn::score_mod(score).exponent_scale, 1.f) << score.scale;
@@ -79,7 +88,8 @@ TEST(ScoreMod, ScaleThenCapThenAlibi) {
             double expected = static_cast<double>(raw) * scale;
             if (cap > 0.f) { expected = cap * std::tanh(expected / cap); }
             if (alibi) { expected -= static_cast<double>(slope) * std::abs(distance); }
-            EXPECT_NEAR(apply(score, raw, slope, distance), expected, 1e-5 + 1e-6 * std::abs(expected));
+            EXPECT_NEAR(apply(score, raw, slope, distance), expected,
+                        1e-5 + 1e-6 * std::abs(expected));
           }
         }
       }
@@ -112,8 +122,8 @@ struct RowState {
   float sum = 0.f;
   float value = 0.f;  // one output column
 
-  void update(std::vector<float> const& scores, std::vector<float> const& values, size_t begin, size_t end,
-              float exponent_scale) {
+  void update(std::vector<float> const& scores, std::vector<float> const& values, size_t begin,
+              size_t end, float exponent_scale) {
     float const old = maximum;
     for (size_t i = begin; i < end; ++i) { maximum = std::max(maximum, scores[i]); }
     float const scale_log2 = exponent_scale * flashattn::kLog2e;
@@ -121,7 +131,8 @@ struct RowState {
     sum *= factor;
     value *= factor;
     for (size_t i = begin; i < end; ++i) {
-      float const p = flashattn::exp2_fast((scores[i] - flashattn::subtrahend(maximum)) * scale_log2);
+      float const p =
+          flashattn::exp2_fast((scores[i] - flashattn::subtrahend(maximum)) * scale_log2);
       sum += p;
       value += p * values[i];
     }
@@ -133,7 +144,8 @@ struct Exact {
   double lse = -std::numeric_limits<double>::infinity();
 };
 
-Exact direct(std::vector<float> const& scores, std::vector<float> const& values, float exponent_scale, float sink) {
+Exact direct(std::vector<float> const& scores, std::vector<float> const& values,
+             float exponent_scale, float sink) {
   double top = sink;
   for (float s : scores) { top = std::max(top, static_cast<double>(s) * exponent_scale); }
   if (top == -std::numeric_limits<double>::infinity()) { return {}; }
@@ -149,7 +161,9 @@ Exact direct(std::vector<float> const& scores, std::vector<float> const& values,
 void expect_softmax(std::vector<float> const& scores, std::vector<float> const& values,
                     std::vector<size_t> const& cuts, float exponent_scale, float sink) {
   RowState row;
-  for (size_t i = 0; i + 1 < cuts.size(); ++i) { row.update(scores, values, cuts[i], cuts[i + 1], exponent_scale); }
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    row.update(scores, values, cuts[i], cuts[i + 1], exponent_scale);
+  }
   SoftmaxResult const end = flashattn::finish_softmax(row.maximum, row.sum, exponent_scale, sink);
   Exact const exact = direct(scores, values, exponent_scale, sink);
   EXPECT_NEAR(row.value * end.factor, exact.out, 1e-5);
@@ -172,7 +186,9 @@ TEST(OnlineSoftmax, AnyCutIntoBlocksEqualsTheDirectSum) {
       values[j] = normal(random) / 8.f;
     }
     std::vector<size_t> cuts{0, scores.size()};
-    for (size_t j = 0; j < any(random) / 8; ++j) { cuts.push_back(std::min(any(random), scores.size())); }
+    for (size_t j = 0; j < any(random) / 8; ++j) {
+      cuts.push_back(std::min(any(random), scores.size()));
+    }
     std::sort(cuts.begin(), cuts.end());
     for (float sink : {-kInfinity, -30.f, 0.f, 30.f}) {
       SCOPED_TRACE("seed " + std::to_string(i) + ", sink " + std::to_string(sink));

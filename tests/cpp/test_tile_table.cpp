@@ -14,8 +14,9 @@ using flashattn::TileShape;
 
 // Shared memory of a thread block in KiB, from the CUDA C++ Programming Guide: 1 less than what a
 // multiprocessor has.
-constexpr std::pair<int, int> kSharedKiB[] = {{80, 163},  {86, 99},   {87, 163},  {89, 99},  {90, 227},
-                                              {100, 227}, {103, 227}, {110, 227}, {120, 99}, {121, 99}};
+constexpr std::pair<int, int> kSharedKiB[] = {{80, 163}, {86, 99},   {87, 163},  {89, 99},
+                                              {90, 227}, {100, 227}, {103, 227}, {110, 227},
+                                              {120, 99}, {121, 99}};
 
 template <class Visit>
 void for_every_kernel(Visit const& visit) {
@@ -28,7 +29,9 @@ void for_every_kernel(Visit const& visit) {
 }
 
 TEST(TileTable, LimitsOfTheArchitectures) {
-  for (auto const& [arch, kib] : kSharedKiB) { EXPECT_EQ(flashattn::smem_limit(arch), kib * 1024) << "sm_" << arch; }
+  for (auto const& [arch, kib] : kSharedKiB) {
+    EXPECT_EQ(flashattn::smem_limit(arch), kib * 1024) << "sm_" << arch;
+  }
 }
 
 TEST(TileTable, SharedMemoryFitsEverywhere) {

@@ -32,7 +32,8 @@ struct Problem {
   VisibleBand band() const { return flashattn::visible_band(len_q, len_k, window); }
   std::string text() const {
     std::ostringstream out;
-    out << "len_q " << len_q << ", len_k " << len_k << ", window (" << window.left << ", " << window.right << ")";
+    out << "len_q " << len_q << ", len_k " << len_k << ", window (" << window.left << ", "
+        << window.right << ")";
     return out.str();
   }
 };
@@ -64,12 +65,14 @@ struct KeyVisibility {
 // A block is clean when it lies wholly inside the sequence and every row sees all of it.
 bool block_is_clean(KeyVisibility const& keys, int begin, int end) {
   if (end > static_cast<int>(keys.all.size())) { return false; }
-  return std::all_of(keys.all.begin() + begin, keys.all.begin() + end, [](char seen) { return seen != 0; });
+  return std::all_of(keys.all.begin() + begin, keys.all.begin() + end,
+                     [](char seen) { return seen != 0; });
 }
 
 bool block_is_needed(KeyVisibility const& keys, int begin, int end) {
   int const last = std::min<int>(end, keys.any.size());
-  return std::any_of(keys.any.begin() + begin, keys.any.begin() + last, [](char seen) { return seen != 0; });
+  return std::any_of(keys.any.begin() + begin, keys.any.begin() + last,
+                     [](char seen) { return seen != 0; });
 }
 
 // Empty when the range is exactly right: the needed blocks and no other, and among them exactly
@@ -79,15 +82,20 @@ std::string check_range(KeyVisibility const& keys, BlockRange const& range, int 
   int const len_k = static_cast<int>(keys.any.size());
   int const blocks = (len_k + block_n - 1) / block_n;
   bool const ordered = 0 <= range.begin && range.begin <= range.clean_begin &&
-                       range.clean_begin <= range.clean_end && range.clean_end <= range.end && range.end <= blocks;
+                       range.clean_begin <= range.clean_end && range.clean_end <= range.end &&
+                       range.end <= blocks;
   if (!ordered) { fault << "not ordered; "; }
   for (int block = 0; block < blocks; ++block) {
     int const begin = block * block_n;
     bool const needed = block_is_needed(keys, begin, begin + block_n);
     bool const in_range = block >= range.begin && block < range.end;
-    if (needed != in_range) { fault << "block " << block << (needed ? " is missing; " : " is not needed; "); }
+    if (needed != in_range) {
+      fault << "block " << block << (needed ? " is missing; " : " is not needed; ");
+    }
     bool const clean = needed && block_is_clean(keys, begin, begin + block_n);
-    if (clean != range.is_clean(block)) { fault << "block " << block << " clean: " << clean << "; "; }
+    if (clean != range.is_clean(block)) {
+      fault << "block " << block << " clean: " << clean << "; ";
+    }
   }
   return fault.str();
 }
@@ -101,7 +109,8 @@ TEST(VisibleBand, EqualsThePlainRuleForEverySmallProblem) {
       for (int key = 0; key < problem.len_k; ++key) {
         bool const inside = key >= band.begin(row) && key < band.end(row);
         if (inside != problem.sees(row, key)) {
-          ADD_FAILURE() << problem.text() << ", row " << row << ", key " << key << ": band says " << inside;
+          ADD_FAILURE() << problem.text() << ", row " << row << ", key " << key << ": band says "
+                        << inside;
         }
       }
     }
@@ -113,7 +122,8 @@ TEST(VisibleBand, BothBoundsGrowWithTheRow) {
   for_every_problem([](Problem const& problem) {
     VisibleBand const band = problem.band();
     for (int row = 1; row < problem.len_q; ++row) {
-      bool const grows = band.begin(row - 1) <= band.begin(row) && band.end(row - 1) <= band.end(row);
+      bool const grows =
+          band.begin(row - 1) <= band.begin(row) && band.end(row - 1) <= band.end(row);
       if (!grows) { ADD_FAILURE() << problem.text() << ", row " << row; }
     }
   });
@@ -165,14 +175,15 @@ TEST(VisibleBlocks, ExactForEveryTileOfEverySmallProblem) {
           std::string const fault = check_range(keys, range, block_n);
           ++tiles;
           if (!fault.empty()) {
-            ADD_FAILURE() << problem.text() << ", rows " << first << " to " << last << ", blocks of " << block_n
-                          << ": " << fault;
+            ADD_FAILURE() << problem.text() << ", rows " << first << " to " << last
+                          << ", blocks of " << block_n << ": " << fault;
           }
         }
       }
     }
   });
-  EXPECT_EQ(tiles, 286 * 12 * 11 * 11 * 7);  // 286 tiles in all len_q, 12 len_k, 121 windows, 7 block sizes
+  EXPECT_EQ(tiles, 286 * 12 * 11 * 11 *
+                       7);  // 286 tiles in all len_q, 12 len_k, 121 windows, 7 block sizes
 }
 
 TEST(VisibleBlocks, ExactForRandomLargeTiles) {
@@ -180,27 +191,30 @@ TEST(VisibleBlocks, ExactForRandomLargeTiles) {
   auto up_to = [&](int bound) { return std::uniform_int_distribution<int>(0, bound)(random); };
   for (int i = 0; i < 2000; ++i) {
     int const len_q = 1 + up_to(700), len_k = up_to(700);
-    Problem const problem{len_q, len_k, {up_to(2) == 0 ? -1 : up_to(800), up_to(2) == 0 ? -1 : up_to(800)}};
+    Problem const problem{
+        len_q, len_k, {up_to(2) == 0 ? -1 : up_to(800), up_to(2) == 0 ? -1 : up_to(800)}};
     int const first = up_to(len_q - 1), last = std::min(len_q - 1, first + up_to(127));
     KeyVisibility keys(len_k);
     for (int row = first; row <= last; ++row) { keys.add_row(problem, row); }
     for (int block_n : {32, 64, 80, 128}) {
       BlockRange const range = flashattn::visible_blocks(problem.band(), first, last, block_n);
       std::string const fault = check_range(keys, range, block_n);
-      EXPECT_TRUE(fault.empty()) << problem.text() << ", rows " << first << " to " << last << ", blocks of "
-                                 << block_n << ": " << fault;
+      EXPECT_TRUE(fault.empty()) << problem.text() << ", rows " << first << " to " << last
+                                 << ", blocks of " << block_n << ": " << fault;
     }
   }
 }
 
 TEST(VisibleBlocks, AnEmptyTileNeedsNothing) {
-  BlockRange const range = flashattn::visible_blocks(flashattn::visible_band(4, 100, {-1, -1}), 3, 2, 16);
+  BlockRange const range =
+      flashattn::visible_blocks(flashattn::visible_band(4, 100, {-1, -1}), 3, 2, 16);
   EXPECT_EQ(range.count(), 0);
   EXPECT_FALSE(range.is_clean(0));
 }
 
 TEST(VisibleBlocks, RowsBeforeTheFirstKeyNeedNothing) {
-  BlockRange const range = flashattn::visible_blocks(flashattn::visible_band(2048, 1024, {-1, 0}), 0, 127, 64);
+  BlockRange const range =
+      flashattn::visible_blocks(flashattn::visible_band(2048, 1024, {-1, 0}), 0, 127, 64);
   EXPECT_EQ(range.count(), 0);  // causal and longer q: rows 0 to 1023 see no key
 }
 

@@ -30,7 +30,9 @@ State& state() {
 
 bool matches(char const* pattern, char const* text) {
   if (*pattern == '\0') { return *text == '\0'; }
-  if (*pattern == '*') { return matches(pattern + 1, text) || (*text != '\0' && matches(pattern, text + 1)); }
+  if (*pattern == '*') {
+    return matches(pattern + 1, text) || (*text != '\0' && matches(pattern, text + 1));
+  }
   return *text != '\0' && (*pattern == '?' || *pattern == *text) && matches(pattern + 1, text + 1);
 }
 
@@ -67,14 +69,16 @@ void run(TestCase const& test) {
   try {
     test.body();
   } catch (std::exception const& error) {
-    record(Outcome::kFailure, test.full_name().c_str(), 0, std::string("uncaught: ") + error.what());
-  } catch (...) {
-    record(Outcome::kFailure, test.full_name().c_str(), 0, "uncaught exception");
-  }
+    record(Outcome::kFailure, test.full_name().c_str(), 0,
+           std::string("uncaught: ") + error.what());
+  } catch (...) { record(Outcome::kFailure, test.full_name().c_str(), 0, "uncaught exception"); }
   auto const elapsed = std::chrono::steady_clock::now() - start;
-  char const* mark = state().failed ? "[  FAILED  ] " : state().skipped ? "[  SKIPPED ] " : "[       OK ] ";
+  char const* mark = state().failed    ? "[  FAILED  ] "
+                     : state().skipped ? "[  SKIPPED ] "
+                                       : "[       OK ] ";
   std::cout << mark << test.full_name() << " ("
-            << std::chrono::duration_cast<std::chrono::milliseconds>(elapsed).count() << " ms)" << std::endl;
+            << std::chrono::duration_cast<std::chrono::milliseconds>(elapsed).count() << " ms)"
+            << std::endl;
 }
 
 int run_all(std::string const& filter) {
@@ -101,7 +105,8 @@ int run_all(std::string const& filter) {
 
 void record(Outcome outcome, char const* file, int line, std::string const& text) {
   (outcome == Outcome::kFailure ? state().failed : state().skipped) = true;
-  std::cout << file << ":" << line << ": " << (outcome == Outcome::kFailure ? "Failure" : "Skipped") << "\n"
+  std::cout << file << ":" << line << ": " << (outcome == Outcome::kFailure ? "Failure" : "Skipped")
+            << "\n"
             << text << "\n";
   for (std::string const& trace : traces()) { std::cout << "  at " << trace << "\n"; }
   std::cout << std::flush;

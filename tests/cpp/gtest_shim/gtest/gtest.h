@@ -89,17 +89,17 @@ std::string show(T const& value) {
 
 // Empty when the check holds, otherwise what to print.
 template <class Compare, class A, class B>
-std::string compare(char const* a_text, char const* b_text, char const* sign, A const& a, B const& b,
-                    Compare holds) {
+std::string compare(char const* a_text, char const* b_text, char const* sign, A const& a,
+                    B const& b, Compare holds) {
   if (holds(a, b)) { return ""; }
-  return std::string("expected: ") + a_text + " " + sign + " " + b_text + ", got " + show(a) + " and " +
-         show(b);
+  return std::string("expected: ") + a_text + " " + sign + " " + b_text + ", got " + show(a) +
+         " and " + show(b);
 }
 
 inline std::string near(char const* a_text, char const* b_text, double a, double b, double bound) {
   if (std::abs(a - b) <= bound) { return ""; }
-  return std::string("expected: ") + a_text + " within " + show(bound) + " of " + b_text + ", got " +
-         show(a) + " and " + show(b);
+  return std::string("expected: ") + a_text + " within " + show(bound) + " of " + b_text +
+         ", got " + show(a) + " and " + show(b);
 }
 
 inline std::string is(char const* text, bool value, bool wanted) {
@@ -111,13 +111,9 @@ std::string throws(char const* text, char const* type, Statement const& statemen
   std::string what = "threw nothing";
   try {
     statement();
-  } catch (Exception const&) {
-    return "";
-  } catch (std::exception const& error) {
+  } catch (Exception const&) { return ""; } catch (std::exception const& error) {
     what = std::string("threw: ") + error.what();
-  } catch (...) {
-    what = "threw something else";
-  }
+  } catch (...) { what = "threw something else"; }
   return std::string("expected ") + text + " to throw " + type + ", it " + what;
 }
 
@@ -127,9 +123,7 @@ std::string throws_nothing(char const* text, Statement const& statement) {
     statement();
   } catch (std::exception const& error) {
     return std::string(text) + " threw: " + error.what();
-  } catch (...) {
-    return std::string(text) + " threw";
-  }
+  } catch (...) { return std::string(text) + " threw"; }
   return "";
 }
 
@@ -149,40 +143,40 @@ void run_fixture() {
 #define FA_TEST_JOIN(a, b) FA_TEST_JOIN_(a, b)
 #define FA_TEST_CLASS(suite, name) suite##_##name##_Test
 
-#define FA_TEST_DEFINE(suite, name, base)                                                           \
-  class FA_TEST_CLASS(suite, name) : public base {                                                  \
-    void TestBody() override;                                                                       \
-    static inline bool const registered_ = ::testing::internal::register_test(                      \
-        #suite, #name, [] { ::testing::internal::run_fixture<FA_TEST_CLASS(suite, name)>(); });     \
-  };                                                                                                \
+#define FA_TEST_DEFINE(suite, name, base)                                                       \
+  class FA_TEST_CLASS(suite, name) : public base {                                              \
+    void TestBody() override;                                                                   \
+    static inline bool const registered_ = ::testing::internal::register_test(                  \
+        #suite, #name, [] { ::testing::internal::run_fixture<FA_TEST_CLASS(suite, name)>(); }); \
+  };                                                                                            \
   void FA_TEST_CLASS(suite, name)::TestBody()
 
 #define TEST(suite, name) FA_TEST_DEFINE(suite, name, ::testing::Test)
 #define TEST_F(fixture, name) FA_TEST_DEFINE(fixture, name, fixture)
 
-#define FA_TEST_RECORD(outcome, text)                                                               \
-  ::testing::internal::Recorder(::testing::internal::Outcome::outcome, __FILE__, __LINE__, text) =  \
+#define FA_TEST_RECORD(outcome, text)                                                              \
+  ::testing::internal::Recorder(::testing::internal::Outcome::outcome, __FILE__, __LINE__, text) = \
       ::testing::Message()
 
 // The switch keeps an `else` behind the macro from binding to its `if`.
-#define FA_TEST_CHECK(failure_text, on_failure)                                                     \
-  switch (0)                                                                                        \
-  case 0:                                                                                           \
-  default:                                                                                          \
-    if (std::string const fa_text = (failure_text); fa_text.empty()) {                              \
-    } else                                                                                          \
-      on_failure FA_TEST_RECORD(kFailure, fa_text)
+#define FA_TEST_CHECK(failure_text, on_failure)                        \
+  switch (0)                                                           \
+  case 0:                                                              \
+  default:                                                             \
+    if (std::string const fa_text = (failure_text); fa_text.empty()) { \
+    } else on_failure FA_TEST_RECORD(kFailure, fa_text)
 
-#define FA_TEST_COMPARE(a, b, sign, on_failure)                                                     \
-  FA_TEST_CHECK(::testing::internal::compare(#a, #b, #sign, a, b,                                   \
-                                             [](auto const& x, auto const& y) { return x sign y; }), \
+#define FA_TEST_COMPARE(a, b, sign, on_failure)                                                  \
+  FA_TEST_CHECK(::testing::internal::compare(                                                    \
+                    #a, #b, #sign, a, b, [](auto const& x, auto const& y) { return x sign y; }), \
                 on_failure)
 #define FA_TEST_NEAR(a, b, bound, on_failure) \
   FA_TEST_CHECK(::testing::internal::near(#a, #b, a, b, bound), on_failure)
 #define FA_TEST_IS(value, wanted, on_failure) \
   FA_TEST_CHECK(::testing::internal::is(#value, static_cast<bool>(value), wanted), on_failure)
-#define FA_TEST_THROW(statement, type, on_failure) \
-  FA_TEST_CHECK(::testing::internal::throws<type>(#statement, #type, [&] { statement; }), on_failure)
+#define FA_TEST_THROW(statement, type, on_failure)                                        \
+  FA_TEST_CHECK(::testing::internal::throws<type>(#statement, #type, [&] { statement; }), \
+                on_failure)
 #define FA_TEST_NO_THROW(statement, on_failure) \
   FA_TEST_CHECK(::testing::internal::throws_nothing(#statement, [&] { statement; }), on_failure)
 
@@ -214,6 +208,6 @@ void run_fixture() {
 #define FAIL() return FA_TEST_RECORD(kFailure, "failed")
 #define SUCCEED() static_cast<void>(::testing::Message())
 #define GTEST_SKIP() return FA_TEST_RECORD(kSkip, "skipped")
-#define SCOPED_TRACE(message)                                                   \
-  ::testing::internal::Trace const FA_TEST_JOIN(fa_trace_, __LINE__)(__FILE__, __LINE__, \
-                                                                     ::testing::Message() << message)
+#define SCOPED_TRACE(message)                                         \
+  ::testing::internal::Trace const FA_TEST_JOIN(fa_trace_, __LINE__)( \
+      __FILE__, __LINE__, ::testing::Message() << (message))

@@ -1,0 +1,223 @@
+// What the C++ API refuses, with which words, and that a refused call writes nothing.
+#include <gtest/gtest.h>
+
+#include <climits>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "api_call.h"
+
+namespace {
+
+using api::Call;
+using flashattn::Device;
+using flashattn::DType;
+
+float const kNan = std::numeric_limits<float>::quiet_NaN();
+float const kInfinity = std::numeric_limits<float>::infinity();
+
+struct Refusal {
+  std::string name;                // of the argument: the message starts with it
+  std::vector<std::string> facts;  // what the message must also say: got, allowed
+  std::function<void(Call&)> damage;
+};
+
+void expect_refused(Refusal const& refusal, Device device) {
+  SCOPED_TRACE(refusal.name + (device == Device::kCpu ? " on the CPU, got " : " on CUDA, got ") +
+               refusal.facts[0]);
+  Call call;
+  call.params.device = device;
+  if (device == Device::kCuda) { call.params.dtype = DType::kBFloat16; }
+  refusal.damage(call);
+  std::string message;
+  try {
+    flashattn::run_flash_fwd(call.params);
+  } catch (flashattn::InvalidArgument const& error) {
+    message = error.what();
+  } catch (std::exception const& error) {
+    ADD_FAILURE() << "another exception: " << error.what();
+    return;
+  }
+  bool const names_it = message.rfind(refusal.name + ":", 0) == 0 ||
+                        message.rfind(refusal.name + " in bytes:", 0) == 0;
+  EXPECT_TRUE(names_it) << "message: '" << message << "'";
+  for (std::string const& fact : refusal.facts) {
+    EXPECT_NE(message.find(fact), std::string::npos)
+        << "message: '" << message << "' lacks '" << fact << "'";
+  }
+  EXPECT_TRUE(call.untouched());
+}
+
+// Before any device is asked, so that both devices refuse alike, whatever was built.
+void expect_refused(std::vector<Refusal> const& refusals) {
+  for (Refusal const& refusal : refusals) {
+    expect_refused(refusal, Device::kCpu);
+    expect_refused(refusal, Device::kCuda);
+  }
+}
+
+constexpr int kTooLong = (1 << 30) + 1;
+
+TEST(ApiErrors, Shape) {
+  expect_refused({
+      {"batch", {"-1", "0"}, [](Call& c) { c.params.shape.batch = -1; }},
+      {"seqlen_q", {"-1", "0"}, [](Call& c) { c.params.shape.seqlen_q = -1; }},
+      {"seqlen_q",
+       {"1073741825", "1073741824"},
+       [](Call& c) { c.params.shape.seqlen_q = kTooLong; }},
+      {"seqlen_k", {"-5", "0"}, [](Call& c) { c.params.shape.seqlen_k = -5; }},
+      {"seqlen_k",
+       {"1073741825", "1073741824"},
+       [](Call& c) { c.params.shape.seqlen_k = kTooLong; }},
+      {"heads", {"-1", "0"}, [](Call& c) { c.params.shape.heads = -1; }},
+      {"heads",
+       {"65536", "65535"},
+       [](Call& c) { c.params.shape.heads = c.params.shape.heads_kv = 65536; }},
+      {"heads_kv", {"got 0", "1"}, [](Call& c) { c.params.shape.heads_kv = 0; }},
+      {"heads_kv", {"-2"}, [](Call& c) { c.params.shape.heads_kv = -2; }},
+  });
+}
+
+TEST(ApiErrors, HeadsMustBeAMultipleOfHeadsKv) {
+  for (auto [heads, heads_kv] : {std::pair{3, 2}, {33, 2}, {2, 4}, {4, 3}}) {
+    expect_refused({{"heads_kv",
+                     {"got " + std::to_string(heads_kv), "heads = " + std::to_string(heads)},
+                     [heads = heads, heads_kv = heads_kv](Call& c) {
+                       c.params.shape.heads = heads;
+                       c.params.shape.heads_kv = heads_kv;
+                     }}});
+  }
+}
+
+TEST(ApiErrors, HeadDim) {
+  for (int head_dim : {-8, 0, 4, 7, 12, 36, 59, 100, 111, 255, 257, 264, 512}) {
+    bool const in_range = head_dim >= 8 && head_dim <= 256;
+    expect_refused({{"head_dim",
+                     {"got " + std::to_string(head_dim), in_range ? "multiple of 8" : "256"},
+                     [head_dim](Call& c) { c.params.shape.head_dim = head_dim; }}});
+  }
+}
+
+TEST(ApiErrors, Totals) {
+  expect_refused({
+      {"total_q",
+       {"6", "0"},
+       [](Call& c) { c.params.lengths.total_q = 6; }},  // without cu_seqlens_q
+      {"total_k", {"6", "0"}, [](Call& c) { c.params.lengths.total_k = 6; }},
+      {"total_q",
+       {"-1"},
+       [](Call& c) {
+         c.pack();
+         c.params.lengths.total_q = -1;
+       }},
+      {"total_k",
+       {"-1"},
+       [](Call& c) {
+         c.pack();
+         c.params.lengths.total_k = -1;
+       }},
+      {"total_q",
+       {"1073741825"},
+       [](Call& c) {
+         c.pack();
+         c.params.lengths.total_q = kTooLong;
+       }},
+      {"total_k",
+       {"1073741825"},
+       [](Call& c) {
+         c.pack();
+         c.params.lengths.total_k = kTooLong;
+       }},
+  });
+}
+
+TEST(ApiErrors, Window) {
+  for (int side : {-2, -3, INT_MIN}) {
+    expect_refused({
+        {"window.left",
+         {"got " + std::to_string(side), "-1"},
+         [side](Call& c) { c.params.window.left = side; }},
+        {"window.right",
+         {"got " + std::to_string(side), "-1"},
+         [side](Call& c) { c.params.window.right = side; }},
+    });
+  }
+}
+
+TEST(ApiErrors, Score) {
+  expect_refused({
+      {"scale", {"inf", "finite"}, [](Call& c) { c.params.score.scale = kInfinity; }},
+      {"scale", {"nan", "finite"}, [](Call& c) { c.params.score.scale = kNan; }},
+      {"softcap", {"-1", "0"}, [](Call& c) { c.params.score.softcap = -1.f; }},
+      {"softcap", {"inf", "finite"}, [](Call& c) { c.params.score.softcap = kInfinity; }},
+      {"softcap", {"nan", "finite"}, [](Call& c) { c.params.score.softcap = kNan; }},
+      {"alibi_batch_stride", {"-4", "0"}, [](Call& c) { c.params.score.alibi_batch_stride = -4; }},
+  });
+}
+
+TEST(ApiErrors, Dtypes) {
+  expect_refused({{"sinks_dtype", {"float32"}, [](Call& c) {
+                     c.params.score.sinks = c.sinks;
+                     c.params.score.sinks_dtype = DType::kFloat16;
+                   }}});
+  expect_refused(
+      {"dtype", {"float32", "bfloat16"}, [](Call& c) { c.params.dtype = DType::kFloat32; }},
+      Device::kCuda);
+}
+
+TEST(ApiErrors, NullPointers) {
+  expect_refused({
+      {"q", {"null"}, [](Call& c) { c.params.q.data = nullptr; }},
+      {"k", {"null"}, [](Call& c) { c.params.k.data = nullptr; }},
+      {"v", {"null"}, [](Call& c) { c.params.v.data = nullptr; }},
+      {"out", {"null"}, [](Call& c) { c.params.out.data = nullptr; }},
+      {"q",
+       {"null"},
+       [](Call& c) {
+         c.pack();
+         c.params.q.data = nullptr;
+       }},
+      {"k",
+       {"null"},
+       [](Call& c) {
+         c.pack();
+         c.params.k.data = nullptr;
+       }},
+  });
+}
+
+TEST(ApiErrors, MisalignedPointers) {
+  for (int bytes : {2, 4, 8}) {
+    auto const shifted = [bytes](float* pointer) {
+      return reinterpret_cast<char*>(pointer) + bytes;
+    };
+    expect_refused({
+        {"q", {"multiple of 16"}, [&](Call& c) { c.params.q.data = shifted(c.q); }},
+        {"k", {"multiple of 16"}, [&](Call& c) { c.params.k.data = shifted(c.k); }},
+        {"v", {"multiple of 16"}, [&](Call& c) { c.params.v.data = shifted(c.v); }},
+        {"out", {"multiple of 16"}, [&](Call& c) { c.params.out.data = shifted(c.out); }},
+    });
+  }
+}
+
+TEST(ApiErrors, MisalignedStrides) {
+  for (int64_t off : {1, 2}) {
+    expect_refused({
+        {"q.row_stride", {"multiple of 16"}, [off](Call& c) { c.params.q.row_stride += off; }},
+        {"q.head_stride", {"multiple of 16"}, [off](Call& c) { c.params.q.head_stride += off; }},
+        {"q.batch_stride", {"multiple of 16"}, [off](Call& c) { c.params.q.batch_stride += off; }},
+        {"k.row_stride", {"multiple of 16"}, [off](Call& c) { c.params.k.row_stride += off; }},
+        {"k.batch_stride", {"multiple of 16"}, [off](Call& c) { c.params.k.batch_stride += off; }},
+        {"v.head_stride", {"multiple of 16"}, [off](Call& c) { c.params.v.head_stride += off; }},
+        {"v.row_stride", {"multiple of 16"}, [off](Call& c) { c.params.v.row_stride += off; }},
+        {"out.row_stride", {"multiple of 16"}, [off](Call& c) { c.params.out.row_stride += off; }},
+        {"out.head_stride",
+         {"multiple of 16"},
+         [off](Call& c) { c.params.out.head_stride += off; }},
+    });
+  }
+}
+
+}  // namespace
