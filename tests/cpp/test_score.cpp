@@ -115,9 +115,10 @@ TEST(ScoreMod, ALargeCapKeepsTheScore) {
   }
 }
 
-// The state of a row, updated block by block with the functions of online_softmax.h, the way the
-// kernels and the CPU backend do it.
+// The state of a row, updated block by block with the functions of online_softmax.h: with the true
+// maximum, as the CPU backend does, or with a kept one, as the kernels do.
 struct RowState {
+  bool keep_maximum = false;
   float maximum = -kInfinity;
   float sum = 0.f;
   float value = 0.f;  // one output column
@@ -125,14 +126,18 @@ struct RowState {
   void update(std::vector<float> const& scores, std::vector<float> const& values, size_t begin,
               size_t end, float exponent_scale) {
     float const old = maximum;
-    for (size_t i = begin; i < end; ++i) { maximum = std::max(maximum, scores[i]); }
     float const scale_log2 = exponent_scale * flashattn::kLog2e;
+    float block_maximum = -kInfinity;
+    for (size_t i = begin; i < end; ++i) { block_maximum = std::max(block_maximum, scores[i]); }
+    maximum = keep_maximum ? flashattn::next_maximum(old, block_maximum, scale_log2)
+                           : std::max(old, block_maximum);
     float const factor = flashattn::rescale_factor(old, maximum, scale_log2);
     sum *= factor;
     value *= factor;
     for (size_t i = begin; i < end; ++i) {
       float const p =
           flashattn::exp2_fast((scores[i] - flashattn::subtrahend(maximum)) * scale_log2);
+      if (p > 256.f) { ADD_FAILURE() << "an exponential of " << p; }
       sum += p;
       value += p * values[i];
     }
@@ -159,8 +164,9 @@ Exact direct(std::vector<float> const& scores, std::vector<float> const& values,
 }
 
 void expect_softmax(std::vector<float> const& scores, std::vector<float> const& values,
-                    std::vector<size_t> const& cuts, float exponent_scale, float sink) {
-  RowState row;
+                    std::vector<size_t> const& cuts, float exponent_scale, float sink,
+                    bool keep_maximum) {
+  RowState row{keep_maximum};
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     row.update(scores, values, cuts[i], cuts[i + 1], exponent_scale);
   }
@@ -172,6 +178,13 @@ void expect_softmax(std::vector<float> const& scores, std::vector<float> const& 
     EXPECT_EQ(row.value * end.factor, 0.f);
   } else {
     EXPECT_NEAR(end.lse, exact.lse, 2e-5 + 1e-6 * std::abs(exact.lse));
+  }
+}
+
+void expect_softmax(std::vector<float> const& scores, std::vector<float> const& values,
+                    std::vector<size_t> const& cuts, float exponent_scale, float sink) {
+  for (bool keep_maximum : {false, true}) {
+    expect_softmax(scores, values, cuts, exponent_scale, sink, keep_maximum);
   }
 }
 
@@ -205,10 +218,20 @@ TEST(OnlineSoftmax, MaskedBlocksBeforeAndAfterTheVisibleOnes) {
   expect_softmax(scores, values, {0, 1, 2, 3, 4, 5, 6}, 1.f, -kInfinity);
 }
 
+TEST(OnlineSoftmax, AMaximumIsKeptUntilExponentialsWouldExceedTheLimit) {
+  EXPECT_EQ(flashattn::next_maximum(3.f, 11.f, 1.f), 3.f);
+  EXPECT_EQ(flashattn::next_maximum(3.f, 11.5f, 1.f), 11.5f);
+  EXPECT_EQ(flashattn::next_maximum(3.f, 35.f, 0.25f), 3.f);
+  EXPECT_EQ(flashattn::next_maximum(3.f, -kInfinity, 1.f), 3.f);
+  EXPECT_EQ(flashattn::next_maximum(-kInfinity, -1e30f, 1.f), -1e30f);
+  EXPECT_EQ(flashattn::next_maximum(-kInfinity, -kInfinity, 1.f), -kInfinity);
+  EXPECT_EQ(flashattn::next_maximum(-FLT_MAX, FLT_MAX, 1.f), FLT_MAX);
+}
+
 TEST(OnlineSoftmax, LargeScoresOfEitherSign) {
   for (float base : {-1e30f, -1e5f, 1e5f, 1e30f}) {
     std::vector<float> const scores = {base, base, base};
-    RowState row;
+    RowState row{.keep_maximum = base > 0.f};
     for (size_t i = 0; i < 3; ++i) { row.update(scores, {1.f, 2.f, 3.f}, i, i + 1, 1.f); }
     SoftmaxResult const end = flashattn::finish_softmax(row.maximum, row.sum, 1.f, -kInfinity);
     EXPECT_NEAR(row.value * end.factor, 2.f, 1e-6) << base;

@@ -21,6 +21,7 @@ class Message {
     stream_ << value;
     return *this;
   }
+  Message& operator<<(Message const& other) { return *this << other.text(); }
   std::string text() const { return stream_.str(); }
   Message() = default;
   Message(Message const& other) { stream_ << other.text(); }
