@@ -33,7 +33,7 @@ class CMakeBuild(build_ext):
 
 
 class StableAbiWheel(bdist_wheel):
-    """The operators use torch's stable ABI and no Python API: any Python from 3.10 on loads them."""
+    """The operators use torch's stable ABI and no Python API: every Python loads them."""
 
     def get_tag(self):
         return "py310", "none", super().get_tag()[2]

@@ -1,4 +1,4 @@
-"""Which GPU architectures to compile for. An architecture is an int: 90 for compute capability 9.0."""
+"""Which GPU architectures to compile for; one is an int, 90 for compute capability 9.0."""
 
 import re
 import subprocess

@@ -14,7 +14,8 @@ from . import BuildError, packages, plan, tools
 
 if int(setuptools.__version__.split(".")[0]) < 77:
     raise SystemExit(
-        f"setuptools {setuptools.__version__} is too old: pip install -U 'setuptools>=77' ninja pybind11"
+        f"setuptools {setuptools.__version__} is too old: "
+        "pip install -U 'setuptools>=77' ninja pybind11"
     )
 
 

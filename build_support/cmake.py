@@ -58,4 +58,6 @@ def _run(command, environ):
     status = "[%f/%t files, %es] "
     result = subprocess.run(command, env={"NINJA_STATUS": status, **environ})
     if result.returncode != 0:
-        raise BuildError(f"{Path(command[0]).name} failed; its output is above (pip shows it with -v)")
+        raise BuildError(
+            f"{Path(command[0]).name} failed; its output is above (pip shows it with -v)"
+        )

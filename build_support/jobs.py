@@ -19,7 +19,7 @@ def choose_jobs(environ, cores, free_gib, gib_per_file):
         if not wanted.isdecimal() or int(wanted) < 1:
             raise BuildError(f"MAX_JOBS: expected a whole number from 1 on, got {wanted!r}")
         return int(wanted)
-    return max(1, min(cores, int(free_gib / gib_per_file)))
+    return max(1, int(min(cores, free_gib / gib_per_file)))
 
 
 def usable_cores():

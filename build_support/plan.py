@@ -42,7 +42,8 @@ def make_plan(environ):
     plan.jobs = jobs.choose_jobs(environ, cores, free, gib_per_file)
     why = "MAX_JOBS" if environ.get("MAX_JOBS") else "set MAX_JOBS to change it"
     plan.report.append(
-        f"{plan.jobs} at a time ({cores} cores, {free:.0f} GiB free, {gib_per_file} GiB per file; {why})"
+        f"{plan.jobs} at a time "
+        f"({cores} cores, {free:.0f} GiB free, {gib_per_file} GiB per file; {why})"
     )
     return plan
 

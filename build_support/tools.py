@@ -89,8 +89,8 @@ def _compile_something(nvcc):
         result = run([nvcc, "-std=c++20", "-c", source, "-o", Path(folder) / "probe.o"])
     if result.returncode != 0:
         raise BuildError(
-            f"{nvcc} cannot compile an empty kernel with this host compiler. If the compiler is too "
-            "new for nvcc, name an older one: NVCC_PREPEND_FLAGS='-ccbin g++-13'. nvcc says:\n"
+            f"{nvcc} cannot compile an empty kernel with this host compiler. If the compiler is "
+            "too new for nvcc, name an older one: NVCC_PREPEND_FLAGS='-ccbin g++-13'. nvcc says:\n"
             f"{result.stdout.strip()}"
         )
 
@@ -104,7 +104,9 @@ def _beside_python(name):
 
 def find_cmake():
     path = _beside_python("cmake")
-    match = re.search(r"cmake version (\d+)\.(\d+)", run([path, "--version"]).stdout) if path else None
+    match = (
+        re.search(r"cmake version (\d+)\.(\d+)", run([path, "--version"]).stdout) if path else None
+    )
     if match is None or tuple(map(int, match.groups())) < OLDEST_CMAKE:
         got = f"{path} is older" if match else "none was found that works"
         raise BuildError(f"CMake 3.25 or newer is needed, {got}: pip install 'cmake>=3.25'")
