@@ -7,7 +7,7 @@ library ``load_error`` says why and every operator raises it.
 import torch
 
 from . import _checks
-from ._build import LIBRARY
+from ._build import LIBRARY, PACKAGE_DIR
 
 _REBUILD = "Build and install it with `pip install .` in the source tree of flashattn_ext."
 
@@ -20,6 +20,12 @@ _FWD_ARGUMENTS = [
 
 def _load() -> str:
     """Loads the library; returns why that failed, or an empty string."""
+    if not LIBRARY.exists() and (PACKAGE_DIR.parent / "CMakeLists.txt").exists():
+        return (
+            f"{PACKAGE_DIR} is flashattn_ext's source folder and not built: {LIBRARY} does not "
+            "exist. Build it in place with `pip install -e .`, or start Python in another folder "
+            "to use an installed copy, which this folder hides."
+        )
     if not LIBRARY.exists():
         return f"flashattn_ext is not built: {LIBRARY} does not exist. {_REBUILD}"
     try:
