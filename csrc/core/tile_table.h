@@ -31,8 +31,11 @@ constexpr int smem_bytes(TileShape tile, int head_dim) {
 // registers; larger head dims take 16 rows. One stage, because two thread blocks on a
 // multiprocessor hide each other's loads.
 constexpr TileShape tile_shape(int /*arch*/, int head_dim) {
+  if (head_dim <= 32) { return {128, 128, 4, 1, true}; }
   if (head_dim <= 64) { return {128, 128, 4, 1, false}; }
   if (head_dim <= 128) { return {128, 64, 4, 1, false}; }
+  if (head_dim <= 160) { return {128, 32, 4, 1, false}; }
+  if (head_dim <= 192) { return {64, 96, 4, 1, false}; }
   return {64, 64, 4, 1, false};
 }
 

@@ -44,24 +44,33 @@ class _Pattern(NamedTuple):
     sequence_ids: Tensor | None = None  # (b, s): packed sequences, numbered within a row
 
 
+def _code(factory: str, *arguments):
+    """The code object of the closures that a factory of transformers makes; versions differ in
+    which factories they have, and without one no mask has its code."""
+    make = getattr(masking_utils, factory, None)
+    return make(*arguments).__code__ if make is not None else None
+
+
 # transformers describes patterns by nested closures; their code objects tell which is which.
-_AND = masking_utils.and_masks(masking_utils.causal_mask_function).__code__
-_SLIDING = masking_utils.sliding_window_overlay(1).__code__
-_REMAPPED = masking_utils.remap_positions_for_packed_sequence(None, None).__code__
-_PACKED = masking_utils.packed_sequence_mask_function(None).__code__
+_AND = _code("and_masks", masking_utils.causal_mask_function)
+_SLIDING = _code("sliding_window_overlay", 1)
+_REMAPPED = _code("remap_positions_for_packed_sequence", None, None)
+_PACKED = _code("packed_sequence_mask_function", None)
 
 
 def _read_pattern(mask_function) -> _Pattern | None:
     """What transformers' mask function says, or None for what is not known to be servable."""
     if mask_function is masking_utils.causal_mask_function:
         return _Pattern()
-    if getattr(mask_function, "__code__", None) is not _AND:
+    if _AND is None or getattr(mask_function, "__code__", None) is not _AND:
         return None
     parts = _captured(mask_function, "mask_functions")
     if len(parts) != 2:
         return None
     first, second = parts
     code = getattr(first, "__code__", None)
+    if code is None:
+        return None
     if code is _SLIDING and second is masking_utils.causal_mask_function:
         return _Pattern(window=_captured(first, "sliding_window"))
     if code is _REMAPPED and getattr(second, "__code__", None) is _PACKED:
