@@ -3,7 +3,7 @@
     python kernel_budget.py LIBRARY      a static library, object or shared object
 
 Lists the CUDA kernels in LIBRARY with their registers and stack, and fails when an architecture has
-more than 72 of them, or one has a stack frame or local memory and is not on the short list below.
+more than 72 of them, or one has a larger stack frame than is allowed below.
 Exits with 77 (skipped) without cuobjdump or without kernels.
 """
 
@@ -17,7 +17,8 @@ from collections import defaultdict
 from pathlib import Path
 
 MAX_KERNELS = 72
-MAX_FRAME_BYTES = 0
+# 16 words outside of the inner loop cost nothing that a benchmark shows (docs/tuning.md: d 64, 128).
+MAX_FRAME_BYTES = 64
 # Kernel name pattern -> (bytes of stack that it may have, why).
 ALLOWED_FRAMES: dict[str, tuple[int, str]] = {}
 
