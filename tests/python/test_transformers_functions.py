@@ -157,6 +157,34 @@ def test_a_mask_without_the_cached_tokens_is_refused():
         )
 
 
+def test_slots_behind_the_last_query_are_no_keys():
+    """A caller may pass one mask for the whole of a preallocated cache."""
+    q, k, v = operands(2, LENGTH)
+    k[:, :, 8:] = v[:, :, 8:] = torch.nan
+    mask = masks.attention_mask_for(
+        BATCH, 2, LENGTH, q_offset=torch.tensor(6), attention_mask=padding_mask("none")
+    )
+    out, _ = adapter.attention_forward(Layer(), q, k, v, mask)
+    assert torch.equal(
+        out, adapter.attention_forward(Layer(), q, k[:, :, :8], v[:, :, :8], None)[0]
+    )
+
+
+def test_a_causal_mask_holds_in_layers_that_do_not_say_causal():
+    q, k, v = operands(LENGTH, LENGTH)
+    mask = masks.attention_mask_for(BATCH, LENGTH, LENGTH, attention_mask=padding_mask("left"))
+    layer = Layer()
+    expected, _ = adapter.attention_forward(layer, q, k, v, mask)
+    layer.is_causal = False
+    assert torch.equal(adapter.attention_forward(layer, q, k, v, mask)[0], expected)
+
+
+def test_a_model_that_edits_its_mask_gets_one():
+    mask = masks.attention_mask_for(BATCH, LENGTH, LENGTH, allow_is_causal_skip=False)
+    causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    assert torch.equal(mask, causal.expand(BATCH, 1, -1, -1))
+
+
 def test_patterns_of_other_models_are_exact():
     """Chunked attention is no sliding window, though both come as a local size."""
     pattern = hf.masking_utils.chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.long))
