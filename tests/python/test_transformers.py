@@ -40,7 +40,7 @@ def make_model(family, device="cpu"):
         num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256,
         pad_token_id=0, bos_token_id=1, eos_token_id=None, attn_implementation="eager", **extra,
     )  # fmt: skip
-    config._experts_implementation = "eager"  # the default's grouped product wants bfloat16 on GPUs
+    config._experts_implementation = "eager"  # plain products, in any type
     torch.manual_seed(0)
     model = model_class(config).eval()
     for parameter in model.parameters():
