@@ -16,7 +16,7 @@ PY := .venv/bin/python
 STAMPS := .venv/stamps
 PIP := $(PY) -m pip --disable-pip-version-check install
 # Of pip's output: what it fetches and that it installs, as it happens.
-PIP_PROGRESS := sed -unE 's/^ *(Downloading [^ ]+ \([0-9.]+ [MG]B\)|Installing collected).*/  \1/p'
+PIP_PROGRESS := sed -unE 's/^ *(Downloading [^ ]+ \([0-9.]+ [MG]B\)|Installing).*/  \1/p'
 BUILD_DIR = $$($(PY) -m build_support directory)
 
 ifeq ($(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU '),0)

@@ -22,7 +22,8 @@ inline float float16_to_float(uint16_t bits) {
   uint32_t const sign = uint32_t(bits & 0x8000) << 16;
   uint32_t const magnitude = uint32_t(bits & 0x7fff) << 13;
   if (magnitude >= 0x0f800000) { return std::bit_cast<float>(sign | magnitude | 0x7f800000); }
-  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f));
+  float const value = std::bit_cast<float>(magnitude) * 0x1p112f;
+  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(value));
 }
 
 // Rounds to nearest, ties to even.

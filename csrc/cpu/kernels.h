@@ -23,7 +23,9 @@ constexpr int kMaxBlockKeys = 256;
 // Keys of one block. Short enough that the packed keys and values of a block (at most 512 KiB)
 // and the rows of a tile stay in the L2 cache; a function of the head dim alone, because the order
 // of the sums, and so the bits of a result, follow from it.
-constexpr int block_keys(int head_dim) { return head_dim <= 128 ? kMaxBlockKeys : kMaxBlockKeys / 2; }
+constexpr int block_keys(int head_dim) {
+  return head_dim <= 128 ? kMaxBlockKeys : kMaxBlockKeys / 2;
+}
 
 // What one query row sees, and its softmax so far.
 struct RowState {

@@ -5,6 +5,10 @@
 
 #define FA_ISA baseline
 #define FA_LANES 4
-#define FA_GROUP_ROWS 6
+#if defined(__aarch64__)
+#define FA_GROUP_ROWS 12  // 32 registers
+#else
+#define FA_GROUP_ROWS 6   // 16
+#endif
 #define FA_BF16_PAIRS 0
 #include "cpu/simd/variant.h"

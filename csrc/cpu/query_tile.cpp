@@ -158,9 +158,10 @@ void QueryTile::store_output() const {
 float QueryTile::sink(int head) const {
   Score const& score = call_.params.score;
   if (score.sinks == nullptr) { return -kInfinity; }
+  auto const* const halves = static_cast<uint16_t const*>(score.sinks);
   switch (score.sinks_dtype) {
-    case DType::kFloat16: return float16_to_float(static_cast<uint16_t const*>(score.sinks)[head]);
-    case DType::kBFloat16: return bfloat16_to_float(static_cast<uint16_t const*>(score.sinks)[head]);
+    case DType::kFloat16: return float16_to_float(halves[head]);
+    case DType::kBFloat16: return bfloat16_to_float(halves[head]);
     default: return static_cast<float const*>(score.sinks)[head];
   }
 }

@@ -130,7 +130,8 @@ class Problem {
 
  private:
   int batch() const { return static_cast<int>(c.len_q.size()); }
-  void fill(Operand& operand, int heads, std::vector<int> const& lengths, std::vector<int> const& cu);
+  void fill(Operand& operand, int heads, std::vector<int> const& lengths,
+            std::vector<int> const& cu);
   oracle::RowProblem row_problem(int b, int head, std::vector<std::vector<float>>& keys,
                                  std::vector<std::vector<float>>& values);
   void check_head(int b, int head, char const* variant);
@@ -204,7 +205,8 @@ inline void Problem::fill(Operand& operand, int heads, std::vector<int> const& l
   }
 }
 
-inline oracle::RowProblem Problem::row_problem(int b, int head, std::vector<std::vector<float>>& keys,
+inline oracle::RowProblem Problem::row_problem(int b, int head,
+                                               std::vector<std::vector<float>>& keys,
                                                std::vector<std::vector<float>>& values) {
   int const head_kv = c.shared_keys ? 0 : head / (c.heads / c.heads_kv);
   for (int j = 0; j < c.len_k[b]; ++j) {
@@ -260,7 +262,8 @@ inline void Problem::check_head(int b, int head, char const* variant) {
   double const noise = largest * (c.dtype == DType::kFloat32    ? 0x1p-21 * (1. + top)
                                   : c.dtype == DType::kFloat16 ? 0x1p-11
                                                                 : 0x1p-8);
-  std::string const where = std::string(variant) + " sequence " + std::to_string(b) + " head " + std::to_string(head);
+  std::string const where = std::string(variant) + " sequence " + std::to_string(b) + " head " +
+                            std::to_string(head);
   EXPECT_LE(error, (c.softcap > 0.f ? 3. : 2.) * yardstick + noise) << where;
   EXPECT_LE(lse_error, 1e-4) << where;
 }
@@ -274,7 +277,9 @@ inline void Problem::check_untouched() {
 inline void Problem::check() {
   for (flashattn::cpu::Variant const& variant : flashattn::cpu::variants()) {
     run(variant);
-    for (int i = 0; i < batch() * c.heads; ++i) { check_head(i / c.heads, i % c.heads, variant.name); }
+    for (int i = 0; i < batch() * c.heads; ++i) {
+      check_head(i / c.heads, i % c.heads, variant.name);
+    }
     check_untouched();
   }
 }

@@ -19,7 +19,8 @@ struct Scores {
 
 // S = Q·Kᵀ.
 template <class Element, int kRows>
-FA_INLINE void multiply_qk(RowGroup const& group, Word const* k, int panels, int head_dim, float* s) {
+FA_INLINE void multiply_qk(RowGroup const& group, Word const* k, int panels, int head_dim,
+                           float* s) {
   int const depth = words<Element>(head_dim);
   for (int p = 0; p < panels; ++p) {
     Sums<kRows> sums = {};
@@ -75,7 +76,8 @@ void attend_rows(RowGroup const& group, KeyBlock const& block, BlockRange panels
     if (mod.active) { modify_scores(s, keys, first_key, row, mod); }
     mask_scores(s, panels, row);
     Word* const p = Element::kPairs ? scores.pairs + r * kScoreStride / 2 : s;
-    factors[r] = update_softmax<Element>(s, keys, row, group.sums + r * kLanes, mod.exponent_scale, p);
+    float* const sums = group.sums + r * kLanes;
+    factors[r] = update_softmax<Element>(s, keys, row, sums, mod.exponent_scale, p);
   }
   multiply_pv<Element, kRows>(Element::kPairs ? scores.pairs : scores.s, v, keys, head_dim, factors,
                               group.acc);

@@ -47,7 +47,9 @@ struct Float16 {
   FA_INLINE static __m256i to_half(Floats v) {
     return _mm512_maskz_cvtps_ph(0xffff, v, _MM_FROUND_TO_NEAREST_INT);
   }
-  FA_INLINE static Floats load(Storage const* from) { return from_half(FA_ISA::load<__m256i>(from)); }
+  FA_INLINE static Floats load(Storage const* from) {
+    return from_half(FA_ISA::load<__m256i>(from));
+  }
   FA_INLINE static void store(Storage* to, Floats v) { FA_ISA::store(to, to_half(v)); }
   FA_INLINE static Floats round(Floats v) { return from_half(to_half(v)); }
 #elif FA_LANES == 8

@@ -59,21 +59,22 @@ FA_INLINE void store_exponentials(Word* p, int j, Floats even, Floats odd) {
 template <class Element>
 FA_INLINE float update_softmax(float const* s, int keys, RowState& row, float* sums,
                                float exponent_scale, Word* p) {
+  // A NaN score does not become the maximum, but its exponential is NaN.
   Floats top_a = splat(row.maximum), top_b = top_a;
   for (int j = 0; j < keys; j += 2 * kLanes) {
-    top_a = larger(load<Floats>(s + j), top_a);  // a NaN score is not the maximum,
+    top_a = larger(load<Floats>(s + j), top_a);
     top_b = larger(load<Floats>(s + j + kLanes), top_b);
   }
   float const old_maximum = row.maximum;
-  row.maximum = largest_lane(larger(top_a, top_b));
   float const scale = exponent_scale * kLog2e;
+  row.maximum = next_maximum(old_maximum, largest_lane(larger(top_a, top_b)), scale);
   float const factor = rescale_factor(old_maximum, row.maximum, scale);
 
   Floats const base = splat(subtrahend(row.maximum));
   Floats const scales = splat(scale), lowest = splat(-126.f / scale);
   Floats sum_a = load<Floats>(sums) * factor, sum_b = Floats{};
   for (int j = 0; j < keys; j += 2 * kLanes) {
-    Floats const a = exp2_scaled(load<Floats>(s + j) - base, scales, lowest);  // but its exponential is NaN
+    Floats const a = exp2_scaled(load<Floats>(s + j) - base, scales, lowest);
     Floats const b = exp2_scaled(load<Floats>(s + j + kLanes) - base, scales, lowest);
     sum_a += a;
     sum_b += b;

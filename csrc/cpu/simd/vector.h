@@ -130,7 +130,8 @@ FA_INLINE Floats tanh_saturating(Floats x) {
   Floats const e = exp2_scaled(clamped, splat(2.f * kLog2e), splat(-126.f / (2.f * kLog2e)));
   Floats const quotient = 1.f - 2.f / (1.f + e);
   Floats const series = x - x * x * x * (1.f / 3.f);
-  return (x < 1.f / 32.f) & (x > -1.f / 32.f) ? series : quotient;
+  Ints const small = (x < 1.f / 32.f) & (x > -1.f / 32.f);
+  return small ? series : quotient;
 }
 
 }  // namespace flashattn::cpu::FA_ISA
