@@ -10,5 +10,7 @@ bool has_work(FlashFwdParams const& params);
 
 // Throws InvalidArgument with the argument's name, what it got and what is allowed.
 void validate(FlashFwdParams const& params);
+void validate(FlashSplitkvParams const& params);
+void validate(FlashCombineParams const& params);
 
 }  // namespace flashattn

@@ -19,7 +19,7 @@ struct SplitPlan {
   int split_size;  // tokens; 0: equal shares of what is really there
 };
 
-inline int64_t query_rows(FlashFwdParams const& p) {
+FA_HD int64_t query_rows(FlashFwdParams const& p) {
   return p.lengths.cu_seqlens_q != nullptr ? p.lengths.total_q
                                            : int64_t(p.shape.batch) * p.shape.seqlen_q;
 }

@@ -140,6 +140,7 @@ struct FlashCombineParams {
   DType out_dtype = DType::kBFloat16;
   Output out;
   float* lse = nullptr;  // (batch, heads, seqlen), contiguous; may be null
+  int const* sequences = nullptr;  // packed: points to the number of rows that exist; null: all do
 };
 
 }  // namespace flashattn
