@@ -49,6 +49,13 @@ class Epilogue {
     }
   }
 
+  // A split without keys writes its lse alone: the merge does not look at its out.
+  CUTE_DEVICE void store_empty_part() const {
+    for (int row = threadIdx.x; row < Traits::kBlockM; row += Traits::kThreads) {
+      if (tile_.has_row(row)) { store_lse(row, -kInfinity); }
+    }
+  }
+
  private:
   CUTE_DEVICE static auto coordinates() {
     using namespace cute;

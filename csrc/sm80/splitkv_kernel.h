@@ -32,23 +32,28 @@ __global__ void __launch_bounds__(Traits::kThreads)
   QueryTile const tile(seq, tiles, work);
   if (tile.empty() || is_decoded(seq, plan.decode) != (kRole == Role::kDecode)) { return; }
 
-  if (threadIdx.x == 0) { smem.holes = 0; }
-  __syncthreads();
-  load_queries<Traits>(fwd, tile, smem.q);
-
   int const split = blockIdx.y;
-  int const head_kv = tile.first_head / (fwd.shape.heads / fwd.shape.heads_kv);
-  CacheKv<Traits> source(params, plan.page_size, tile.seq, head_kv, &smem.holes);
-  ScoreEditor const editor(fwd, tile);
-  Mainloop<Traits> mainloop(smem, editor);
-  mainloop.run(source, take_split(editor.blocks(Traits::kBlockN), plan.split, split, Traits::kBlockN));
-
   PartialOutput partial;
   if (plan.split.splits > 1) {
     partial.out = plan.out_partial + split * plan.rows * fwd.shape.head_dim;
     partial.lse = plan.lse_partial + split * plan.rows;
   }
-  Epilogue<Traits>(fwd, tile, partial, /*sink=*/split == 0).store(mainloop.acc(), mainloop.softmax(), smem);
+  Epilogue<Traits> const epilogue(fwd, tile, partial, /*sink=*/split == 0);
+  ScoreEditor const editor(fwd, tile);
+  BlockRange const blocks = take_split(editor.blocks(Traits::kBlockN), plan.split, split, Traits::kBlockN);
+  if (split > 0 && blocks.count() == 0) {
+    epilogue.store_empty_part();
+    return;
+  }
+
+  if (threadIdx.x == 0) { smem.holes = 0; }
+  __syncthreads();
+  load_queries<Traits>(fwd, tile, smem.q);
+  int const head_kv = tile.first_head / (fwd.shape.heads / fwd.shape.heads_kv);
+  CacheKv<Traits> source(params, plan.page_size, tile.seq, head_kv, &smem.holes);
+  Mainloop<Traits> mainloop(smem, editor);
+  mainloop.run(source, blocks);
+  epilogue.store(mainloop.acc(), mainloop.softmax(), smem);
 }
 
 template <DType kDType, int kHeadDim, int kArch, Role kRole>
