@@ -1,13 +1,10 @@
-// The operators `fwd` and `fwd_out`. Like all of `torch.ops.flashattn_ext` they stand on torch's
-// stable ABI: no Python and no ATen, so that one binary loads with every torch from 2.10 on, with or
-// without CUDA.
-//
-// Here is what needs a tensor; validate() checks the rest. The Python layer, which most callers come
-// through, explains a wrong argument in more words.
+// The operators `fwd` and `fwd_out`.
 #include <tuple>
+#include <vector>
 
 #include "flashattn/flashattn.h"
 #include "torch/op_support.h"
+#include "torch/ops.h"
 
 namespace flashattn {
 namespace {
@@ -92,20 +89,23 @@ FlashFwdParams input_params(Arguments const& a) {
   return params;
 }
 
-void fwd_out(Arguments const& a, Tensor const& out, OptionalTensor const& lse) {
-  FlashFwdParams params = input_params(a);
-  check_operand(out, "out", a.q, a.q);
+void run(FlashFwdParams& params, Tensor const& q, Tensor const& out, float* lse) {
   params.out = strided(out, out.mutable_data_ptr());
-  params.lse = lse_data(lse, a.q);
-  on_device_of(a.q, [&](cudaStream_t stream) { run_flash_fwd(params, stream); });
+  params.lse = lse;
+  on_device_of(q, [&](cudaStream_t stream) { run_flash_fwd(params, stream); });
 }
 
 std::tuple<Tensor, Tensor> fwd(Arguments const& a) {
-  check_operands(a);
-  Tensor const out = empty_like(a.q);
-  Tensor const lse = empty(lse_shape(a.q), ScalarType::Float, a.q);
-  fwd_out(a, out, lse);
-  return {out, lse};
+  FlashFwdParams params = input_params(a);
+  auto results = empty_results(a.q);
+  run(params, a.q, std::get<0>(results), lse_data(std::get<1>(results)));
+  return results;
+}
+
+void fwd_out(Arguments const& a, Tensor const& out, OptionalTensor const& lse) {
+  FlashFwdParams params = input_params(a);
+  check_operand(out, "out", a.q, a.q);
+  run(params, a.q, out, checked_lse_data(lse, a.q, lse_shape(a.q)));
 }
 
 #define FLASHATTN_FWD_SCHEMA                                                                      \
@@ -126,18 +126,15 @@ auto op(Tensor const& q, Tensor const& k, Tensor const& v, OptionalTensor const&
 }
 
 }  // namespace
-}  // namespace flashattn
 
-STABLE_TORCH_LIBRARY_FRAGMENT(flashattn_ext, m) {
+void define_fwd(Library& m) {
   m.def("fwd(" FLASHATTN_FWD_SCHEMA ") -> (Tensor out, Tensor lse)");
   m.def("fwd_out(" FLASHATTN_FWD_SCHEMA ", Tensor(a!) out, Tensor(b!)? lse) -> ()");
 }
 
-// Every backend is chosen by the parameters.
-#define FLASHATTN_IMPLEMENT(m)                                                                     \
-  m.impl("fwd", TORCH_BOX((&flashattn::op<flashattn::fwd>)));                                      \
-  m.impl("fwd_out", TORCH_BOX((&flashattn::op<flashattn::fwd_out, flashattn::Tensor,               \
-                                              flashattn::OptionalTensor>)))
+void implement_fwd(Library& m) {
+  m.impl("fwd", TORCH_BOX((&op<fwd>)));
+  m.impl("fwd_out", TORCH_BOX((&op<fwd_out, Tensor, OptionalTensor>)));
+}
 
-STABLE_TORCH_LIBRARY_IMPL(flashattn_ext, CPU, m) { FLASHATTN_IMPLEMENT(m); }
-STABLE_TORCH_LIBRARY_IMPL(flashattn_ext, CUDA, m) { FLASHATTN_IMPLEMENT(m); }
+}  // namespace flashattn

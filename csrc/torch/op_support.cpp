@@ -46,13 +46,14 @@ std::vector<int64_t> lse_shape(Tensor const& q) {
   return {q.size(0), q.size(2), q.size(1)};
 }
 
-float* lse_data(OptionalTensor const& lse, Tensor const& q) {
+float* checked_lse_data(OptionalTensor const& lse, Tensor const& like,
+                        std::vector<int64_t> const& shape) {
   if (!lse) { return nullptr; }
   if (lse->scalar_type() != ScalarType::Float) { refuse("lse", "expected dtype float32"); }
-  check_device(*lse, "lse", q);
-  check_shape(*lse, "lse", lse_shape(q));
+  check_device(*lse, "lse", like);
+  check_shape(*lse, "lse", shape);
   if (!lse->is_contiguous()) { refuse("lse", "expected a contiguous tensor"); }
-  return static_cast<float*>(lse->mutable_data_ptr());
+  return lse_data(*lse);
 }
 
 Tensor empty(std::vector<int64_t> const& shape, ScalarType dtype, Tensor const& like) {
@@ -67,6 +68,12 @@ Tensor empty(std::vector<int64_t> const& shape, ScalarType dtype, Tensor const& 
       torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)), type,
       like.get_device_index(), &handle));
   return Tensor(handle);
+}
+
+std::tuple<Tensor, Tensor> empty_results(Tensor const& q) {
+  Sizes const sizes = q.sizes();
+  return {empty({sizes.begin(), sizes.end()}, q.scalar_type(), q),
+          empty(lse_shape(q), ScalarType::Float, q)};
 }
 
 void* current_stream(int32_t device) {

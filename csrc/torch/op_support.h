@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/accelerator.h>
 
 #include <cstdint>
+#include <tuple>
 #include <vector>
 
 #include "flashattn/flashattn.h"
@@ -28,11 +29,17 @@ Score score_of(Tensor const& q, Shape const& shape, double softmax_scale, double
 // (batch, heads, rows) of a dense q or out, (heads, rows) of a packed one.
 std::vector<int64_t> lse_shape(Tensor const& q);
 
-// Null when absent. `q` is any tensor of q's shape on the call's device.
-float* lse_data(OptionalTensor const& lse, Tensor const& q);
+inline float* lse_data(Tensor const& lse) { return static_cast<float*>(lse.mutable_data_ptr()); }
+
+// Of an lse that the caller gives; null when absent. It is checked against `like`'s device.
+float* checked_lse_data(OptionalTensor const& lse, Tensor const& like,
+                        std::vector<int64_t> const& shape);
 
 // Contiguous, not initialised, on the device of `like`.
 Tensor empty(std::vector<int64_t> const& shape, ScalarType dtype, Tensor const& like);
+
+// Out and lse for q.
+std::tuple<Tensor, Tensor> empty_results(Tensor const& q);
 
 void* current_stream(int32_t device);
 
