@@ -5,6 +5,7 @@ import pytest
 import torch
 from caches import PAGE_SIZES, CacheCase, as_bits, dense_cache, ints, packed_cache
 from cases import DTYPES, HALF_DTYPES, sample
+from reference import Sequence, attend
 from strided import POOLS
 from test_memory import POISON
 from test_splitkv import HEADS, MASKS, SPLITS
@@ -206,8 +207,6 @@ def test_c52_d05_bad_pages_hold_no_keys(page, bad, device):
 def without(seq, hidden, rule):
     """The oracle with some keys left out, of a call without masks."""
     keep = [j for j in range(len(seq.k)) if j not in hidden]
-    from reference import Sequence, attend
-
     return attend(Sequence(seq.q, seq.k[keep], seq.v[keep]), rule)
 
 
