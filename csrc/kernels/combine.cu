@@ -80,12 +80,20 @@ __global__ void __launch_bounds__(kWarps * kLanes)
   int64_t const out = at.batch * p.out.batch_stride + at.row * p.out.row_stride + at.head * p.out.head_stride;
   for (int first = lane; first < p.head_dim; first += kLanes * kColumns) {
     float sum[kColumns] = {};
-    for (int s = 0; s < p.splits; ++s) {
-      float const weight = part_weight(lse[s * p.lse_split_stride], subtrahend(merged.maximum));
-      if (weight == 0.f) { continue; }  // what an empty part holds does not matter
-      for (int i = 0; i < kColumns; ++i) {
-        int const column = first + i * kLanes;
-        if (column < p.head_dim) { sum[i] += weight * to_float(part[s * p.out_split_stride + column]); }
+    for (int base = 0; base < p.splits; base += kLanes) {  // a lane knows the weight of one part
+      int const own = base + lane;
+      float const own_weight =
+          own < p.splits ? part_weight(lse[own * p.lse_split_stride], subtrahend(merged.maximum)) : 0.f;
+      int const count = p.splits - base < kLanes ? p.splits - base : kLanes;
+#pragma unroll 8
+      for (int s = 0; s < count; ++s) {
+        float const weight = __shfl_sync(0xffffffff, own_weight, s);
+        for (int i = 0; i < kColumns; ++i) {
+          int const column = first + i * kLanes;
+          // What an empty part holds does not matter and is not read.
+          bool const read = weight != 0.f && column < p.head_dim;
+          sum[i] += read ? weight * to_float(part[(base + s) * p.out_split_stride + column]) : 0.f;
+        }
       }
     }
     for (int i = 0; i < kColumns; ++i) {
