@@ -78,7 +78,8 @@ __global__ void __launch_bounds__(kWarps * kLanes)
                               at.batch * p.out_partial.batch_stride + at.row * p.out_partial.row_stride +
                               at.head * p.out_partial.head_stride;
   int64_t const out = at.batch * p.out.batch_stride + at.row * p.out.row_stride + at.head * p.out.head_stride;
-  for (int first = lane; first < p.head_dim; first += kLanes * kColumns) {
+  // All lanes take part in every round, also those without a column: the others ask them for weights.
+  for (int first = lane; first - lane < p.head_dim; first += kLanes * kColumns) {
     float sum[kColumns] = {};
     for (int base = 0; base < p.splits; base += kLanes) {  // a lane knows the weight of one part
       int const own = base + lane;
