@@ -16,7 +16,8 @@ constexpr int64_t kMaxPartialBytes = int64_t(256) << 20;  // of partial results,
 
 struct SplitPlan {
   int splits;
-  int split_size;  // tokens; 0: equal shares of what is really there
+  int split_size;     // tokens; 0: equal shares of what is really there
+  int min_share = 1;  // blocks: a sequence too short for it uses fewer splits
 };
 
 FA_HD int64_t query_rows(FlashFwdParams const& p) {
@@ -29,10 +30,11 @@ inline int64_t partial_bytes(FlashFwdParams const& p) {
   return query_rows(p) * p.shape.heads * (p.shape.head_dim + 1) * int64_t(sizeof(float));
 }
 
-// Automatic splits: as many as give every multiprocessor `waves` thread blocks, each with at least
-// kMinKeys keys of the capacity, within kMaxPartialBytes of workspace.
+// Automatic splits: as many as give every multiprocessor kWaves thread blocks, and in any case so many
+// that no thread block has more than kMaxKeys keys, or one long sequence would outlast the batch.
+// A short sequence uses only as many of them as have kMinKeys keys. Bounded by kMaxPartialBytes.
 inline SplitPlan plan_splits(FlashSplitkvParams const& params, int multiprocessors, int64_t tiles) {
-  constexpr int kWaves = 2, kMinKeys = 4 * kSplitGranule;
+  constexpr int kWaves = 2, kMinKeys = 4 * kSplitGranule, kMaxKeys = 64 * kSplitGranule;
   int const capacity = params.fwd.shape.seqlen_k;
   Split const& split = params.split;
   if (split.split_size > 0) {
@@ -40,18 +42,21 @@ inline SplitPlan plan_splits(FlashSplitkvParams const& params, int multiprocesso
     return {splits > 0 ? splits : 1, split.split_size};
   }
   if (split.num_splits > 0) { return {split.num_splits, 0}; }
-  int64_t const wanted = tiles > 0 ? int64_t(kWaves) * multiprocessors / tiles : 1;
+  int64_t const filling = tiles > 0 ? int64_t(kWaves) * multiprocessors / tiles : 1;
+  int64_t const bounding = ceil_div(capacity, kMaxKeys);
   int64_t const useful = ceil_div(capacity, kMinKeys);
   int64_t const bytes = partial_bytes(params.fwd);
   int64_t const affordable = bytes > 0 ? kMaxPartialBytes / bytes : 1;
-  int64_t splits = wanted < useful ? wanted : useful;
+  int64_t splits = filling > bounding ? filling : bounding;
+  splits = splits < useful ? splits : useful;
   splits = splits < affordable ? splits : affordable;
   splits = splits < kMaxSplits ? splits : kMaxSplits;
-  return {splits > 1 ? static_cast<int>(splits) : 1, 0};
+  return {splits > 1 ? static_cast<int>(splits) : 1, 0, kMinKeys / kSplitGranule};
 }
 
 // Split `index` of `plan`'s splits, out of the blocks [r.begin, r.end) of block_n keys. Equal shares
-// differ by at most one block. A split of fixed size covers blocks by their position in the sequence.
+// differ by at most one block; the last splits may be empty. A split of fixed size covers blocks by
+// their position in the sequence.
 FA_HD BlockRange take_split(BlockRange r, SplitPlan plan, int index, int block_n) {
   int begin, end;
   if (plan.split_size > 0) {
@@ -59,9 +64,11 @@ FA_HD BlockRange take_split(BlockRange r, SplitPlan plan, int index, int block_n
     begin = index * blocks;
     end = begin + blocks;
   } else {
-    int64_t const count = r.end - r.begin;
-    begin = r.begin + static_cast<int>(count * index / plan.splits);
-    end = r.begin + static_cast<int>(count * (index + 1) / plan.splits);
+    int const count = r.end - r.begin;
+    int const useful = ceil_div(count, plan.min_share);
+    int const used = useful < plan.splits ? useful : plan.splits;
+    begin = index < used ? r.begin + static_cast<int>(int64_t(count) * index / used) : r.end;
+    end = index < used ? r.begin + static_cast<int>(int64_t(count) * (index + 1) / used) : r.end;
   }
   r.begin = r.begin > begin ? r.begin : begin;
   r.end = r.end < end ? r.end : end;
