@@ -5,7 +5,6 @@ from torch import Tensor
 
 from . import _lengths
 from ._operand_checks import (
-    ITEM_BYTES,
     check_key_heads,
     check_lse_out,
     check_queries,
@@ -25,7 +24,6 @@ from ._score_checks import (
     is_int,
 )
 from ._tensor_checks import (
-    check_layout,
     check_lengths,
     check_metadata,
     check_out,
@@ -62,10 +60,12 @@ def check_call(
     new_tokens, positions = 0, None
     if k_new is not None or v_new is not None:
         new_tokens = _check_new_tokens(q, k_cache, v_cache, batch, k_new, v_new)
-        _refuse_gradients(k_new, v_new)
+        if k_new.requires_grad or v_new.requires_grad:
+            _refuse_gradients(k_new, v_new)
     if rotary_cos is not None or rotary_sin is not None or rotary_interleaved is not True:
         positions = _check_rotary(q, k_new, rotary_cos, rotary_sin, rotary_interleaved)
-        _refuse_gradients(rotary_cos, rotary_sin)
+        if rotary_cos.requires_grad or rotary_sin.requires_grad:
+            _refuse_gradients(rotary_cos, rotary_sin)
     if q.requires_grad or k_cache.requires_grad or v_cache.requires_grad:
         _refuse_gradients(q, k_cache, v_cache)
     if on_host:
@@ -201,20 +201,27 @@ def _check_options(q, k_cache, v_cache, batch, alibi_slopes, sinks, out):
 
 def _check_new_tokens(q, k_cache, v_cache, batch, k_new, v_new):
     """What gets appended, and that the cache can be written. Returns the number of new tokens."""
-    for name, tensor in (("k_new", k_new), ("v_new", v_new)):
-        require_tensor(name, tensor)
-        shape, expected = tensor.shape, (batch, *k_new.shape[1:2], *k_cache.shape[2:])
-        if tuple(shape) != expected:
-            tokens = "s_new" if tensor is k_new else expected[1]
-            raise ValueError(
-                f"{name}: expected shape ({batch}, {tokens}, {expected[-2]}, {expected[-1]}), "
-                f"got {tuple(shape)}"
-            )
-        check_tensor(name, tensor, q, (q.dtype,), (expected,))
-        check_layout(name, tensor, ITEM_BYTES[q.dtype], True)
-    check_written("k_cache", k_cache, (("v_cache", v_cache), ("k_new", k_new), ("v_new", v_new)))
-    check_written("v_cache", v_cache, (("k_new", k_new), ("v_new", v_new)))
-    return k_new.shape[1]
+    require_tensor("k_new", k_new)
+    require_tensor("v_new", v_new)
+    shape, cache_shape = k_new.shape, k_cache.shape
+    if (
+        len(shape) != 4
+        or shape[0] != batch
+        or shape[2] != cache_shape[2]
+        or shape[3] != cache_shape[3]
+    ):
+        raise ValueError(
+            f"k_new: expected shape ({batch}, s_new, {cache_shape[2]}, {cache_shape[3]}), "
+            f"got {tuple(shape)}"
+        )
+    if v_new.shape != shape:
+        raise ValueError(
+            f"v_new: expected shape {tuple(shape)} like k_new, got {tuple(v_new.shape)}"
+        )
+    check_storage(q, k_new, v_new, shape[3], "k_new", "v_new")
+    check_written("k_cache", k_cache, (("v_cache", v_cache),))
+    check_written("v_cache", v_cache, ())
+    return shape[1]
 
 
 def _check_rotary(q, k_new, rotary_cos, rotary_sin, rotary_interleaved):
@@ -231,19 +238,20 @@ def _check_rotary(q, k_new, rotary_cos, rotary_sin, rotary_interleaved):
         raise ValueError(f"rotary_interleaved: expected True or False, got {rotary_interleaved!r}")
     require_tensor("rotary_cos", rotary_cos)
     require_tensor("rotary_sin", rotary_sin)
-    shape, head_dim = tuple(rotary_cos.shape), q.shape[-1]
+    shape, head_dim = rotary_cos.shape, q.shape[-1]
     rotary_dim = 2 * shape[-1] if len(shape) == 2 else 0
-    if not 0 < rotary_dim <= head_dim or rotary_dim % 16:
+    if not 0 < rotary_dim <= head_dim or rotary_dim % 16 or not 0 < shape[0] <= MAX_ROWS:
         raise ValueError(
-            "rotary_cos: expected shape (positions, rotary_dim / 2) with a rotary_dim that is a "
-            f"multiple of 16 and at most {head_dim}, got {shape}"
+            "rotary_cos: expected shape (positions, rotary_dim / 2), 1 to 2**30 positions and a "
+            f"rotary_dim that is a multiple of 16 and at most {head_dim}, got {tuple(shape)}"
         )
     for name, table in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
-        check_tensor(name, table, q, (q.dtype,), (shape,))
+        if table.dtype is not q.dtype or table.shape != shape or table.device != q.device:
+            check_tensor(name, table, q, (q.dtype,), (tuple(shape),))
         if not table.is_contiguous():
-            raise ValueError(f"{name}: expected a contiguous tensor, got {tuple(table.stride())}")
-    if shape[0] < 1 or shape[0] > MAX_ROWS:
-        raise ValueError(f"rotary_cos: expected 1 to 2**30 positions, got shape {shape}")
+            raise ValueError(
+                f"{name}: expected a contiguous tensor, got strides {tuple(table.stride())}"
+            )
     return shape[0]
 
 

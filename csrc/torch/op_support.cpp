@@ -61,7 +61,8 @@ Tensor empty(std::vector<int64_t> const& shape, ScalarType dtype, Tensor const& 
   for (size_t i = shape.size() - 1; i > 0; --i) {
     strides[i - 1] = strides[i] * std::max<int64_t>(shape[i], 1);
   }
-  int32_t const type = like.is_cuda() ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
+  int32_t const type =
+      like.is_cuda() ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
       static_cast<int64_t>(shape.size()), shape.data(), strides.data(),

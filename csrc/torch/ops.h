@@ -1,5 +1,5 @@
-// The operators by file: `define_x` adds their schemas to the library, `implement_x` their functions,
-// which serve the CPU and CUDA alike.
+// The operators by file: `define_x` adds their schemas to the library, `implement_x` their
+// functions, which serve the CPU and CUDA alike.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
