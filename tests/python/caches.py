@@ -6,13 +6,13 @@ gaps between strided rows, the margins of the pool. Table entries that count for
 
 import random
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
 from cases import LARGEST_CUDA_HEAD_DIM, Call, Case, score_options
 from reference import LSE_TOLERANCE, Cache, Sequence, rotate
-from strided import make_pool, query_buffer
+from strided import as_bits, make_pool, query_buffer
 
 import flashattn_ext
 
@@ -39,20 +39,20 @@ class CacheCase(Case):
     unused: int = NO_PAGE  # what unused table entries hold
 
     def __str__(self):
-        parts = [super().__str__()]
-        parts += [f"cached{'_'.join(str(n) for _, n in self.lengths[:4])}"] * (not self.packed)
-        parts += [f"page{self.page}"] * (self.page > 0)
-        parts += [self.pool] * (self.pool != "plain")
-        parts += [self.table] * (self.table != "shuffled")
-        parts += ["leftpad"] * (self.leftpad is not None)
-        parts += ["batch_idx"] * self.batch_idx
-        parts += ["int"] * self.one_length
-        parts += [f"new{self.new}"] * (self.new > 0)
-        if self.rotary:
-            parts += [f"rotary{self.rotary:g}{'i' if self.interleaved else 'h'}"]
-        parts += [f"n{self.splits}"] * (self.splits > 0)
-        parts += [f"size{self.split_size}"] * (self.split_size is not None)
-        return "-".join(parts)
+        words = {
+            f"cached{'_'.join(str(n) for _, n in self.lengths[:4])}": not self.packed,
+            f"page{self.page}": self.page,
+            self.pool: self.pool != "plain",
+            self.table: self.table != "shuffled",
+            "leftpad": self.leftpad is not None,
+            "batch_idx": self.batch_idx,
+            "int": self.one_length,
+            f"new{self.new}": self.new,
+            f"rotary{self.rotary:g}{'i' if self.interleaved else 'h'}": self.rotary,
+            f"n{self.splits}": self.splits,
+            f"size{self.split_size}": self.split_size is not None,
+        }
+        return "-".join([super().__str__(), *(word for word, said in words.items() if said)])
 
     def build(self, device):
         return _build(self, torch.device(device))
@@ -114,7 +114,7 @@ class CacheCall(Call):
         return arguments
 
     def op(self, suffix=""):
-        name = "fwd_splitkv" + ("_append" if self.case.new else "") + suffix
+        name = f"fwd_splitkv{'_append' if self.case.new else ''}{suffix}"
         return getattr(torch.ops.flashattn_ext, name).default
 
     def run_op(self):
@@ -144,11 +144,6 @@ class CacheCall(Call):
             begin, end = self.rows[n]
             q = self.q[begin:end] if self.case.packed else self.q[n]
             self.sequences[n] = Sequence(q, k, v, seq.slopes, seq.sinks)
-
-
-def as_bits(tensor):
-    """Integers of the same size, so that NaN equals NaN."""
-    return tensor.view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
 
 
 def ints(values, device):
@@ -227,7 +222,7 @@ def _queries(case, device, draw):
         starts = [0, *accumulate(sq for sq, _ in case.lengths)]
         q = query_buffer(case.strides, 1, starts[-1] + case.tail, h, d, case.dtype, device)[0]
         q[: starts[-1]] = (draw(starts[-1], h, d) * gain).to(case.dtype)
-        return q, list(zip(starts, starts[1:]))
+        return q, list(pairwise(starts))
     sq = case.lengths[0][0] if case.lengths else 3
     assert all(length == sq for length, _ in case.lengths), "a dense batch has one query length"
     q = query_buffer(case.strides, len(case.lengths), sq, h, d, case.dtype, device)

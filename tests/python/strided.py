@@ -103,3 +103,8 @@ def make_qkv(variant, shape, heads, d, dtype, device, regions, draw, q_gain):
     if variant in EXPANDED:
         k, v = (t.expand(shape[0], -1, heads[1], -1) for t in (k, v))
     return q, k, v
+
+
+def as_bits(tensor):
+    """Integers of the same size, so that NaN equals NaN."""
+    return tensor.view({2: torch.int16, 4: torch.int32}[tensor.element_size()])

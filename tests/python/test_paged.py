@@ -3,10 +3,10 @@ too many, entries that are no page."""
 
 import pytest
 import torch
-from caches import PAGE_SIZES, CacheCase, as_bits, dense_cache, ints, packed_cache
+from caches import PAGE_SIZES, CacheCase, dense_cache, ints, packed_cache
 from cases import DTYPES, HALF_DTYPES, sample
 from reference import Sequence, attend
-from strided import POOLS
+from strided import POOLS, as_bits
 from test_memory import POISON
 from test_splitkv import HEADS, MASKS, SPLITS
 
