@@ -4,9 +4,9 @@
 
 Four prompts of different lengths form one batch. Ours keeps its keys and values in pages: the
 prompts run through `flash_fwd`, packed without padding, and each further token through
-`flash_fwd_splitkv`, on the model and the loop of paged_decoding.py over the cache of
-paged_cache.py. SDPA gets them padded, from transformers' `generate`. One more prompt is written by
-`generate` with both, ours plugged in as an attention of transformers.
+`flash_fwd_splitkv`. The cache is in paged_cache.py, the loop in paged_decoding.py. SDPA gets the
+batch padded, in transformers' own loop and cache. A single prompt is then written in that loop by
+both, ours as the attention that `flashattn_ext.integrations.transformers` registers.
 
 Shows both texts of each prompt and the speeds, and ends with exit code 1 if a text differs. In
 exact arithmetic greedy texts are equal. In floating point two tokens whose logits are closer than
@@ -109,12 +109,13 @@ def write_in_pages(model, batch, tokens, clock):
         clock()
         for row, (token, row_logits) in step.items():
             written[row].append(token)
-            logits[row].append(row_logits.float().cpu())
+            logits[row].append(row_logits)
     padded_slots = len(prompts) * max(stored)
     pages = (
         f"{cache.most_used} pages of {PAGE} tokens at most ({cache.most_used * PAGE} slots; padded "
         f"to the longest: {padded_slots}), {len(cache.free)} of {cache.k.shape[1]} free at the end"
     )
+    logits = [torch.stack(steps).float().cpu() for steps in logits]
     return Text(written, logits, clock, pages)
 
 
@@ -128,7 +129,7 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         name = operator.name()
         if name.startswith("flashattn_ext") or "scaled_dot_product" in name:
-            self.count[name] += 1
+            self.count[name.partition("::")[2]] += 1
         return operator(*args, **(kwargs or {}))
 
     def __str__(self):
@@ -144,7 +145,7 @@ def compare(model, batch, tokens, ours, title, progress):
         with Operators() as operators:  # and to warm up
             run(model, batch, min(tokens, 2), Clock(progress, f"{label}, first pass", 2))
         texts[name] = run(model, batch, tokens, Clock(progress, label, tokens))
-        progress.done(f"{label}: {operators} for two tokens")
+        progress.done(f"{label}: two tokens run {operators}")
     return texts
 
 
@@ -245,7 +246,7 @@ def main():
         outcome += show_texts(model, tokenizer, prompts, *texts.values())
     print(f"\n  {backend(options.device)} · {str(model.dtype).removeprefix('torch.')}")
     show_speed(rows)
-    print(f"\n  Pages: {rows[0][-1][PAGES].pages}")
+    print(f"\n  Cache: {rows[0][-1][PAGES].pages}")
     seconds = time.perf_counter() - progress.start
     counts = ", ".join(f"{count} {kind}" for kind, count in outcome.items())
     print(f"\n  Texts: {counts} ({seconds:.0f} s)")
