@@ -10,14 +10,13 @@ from itertools import accumulate, pairwise
 
 import pytest
 import torch
-from cases import LARGEST_CUDA_HEAD_DIM, Call, Case, score_options
+from cases import LARGEST_CUDA_HEAD_DIM, Call, Case, ints, score_options
 from reference import LSE_TOLERANCE, Cache, Sequence, rotate
 from strided import as_bits, make_pool, query_buffer
 
 import flashattn_ext
 
 PAGE_SIZES = (1, 4, 8, 16, 32, 48, 64, 128, 256, 512, 768)
-NO_PAGE = -1
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class CacheCase(Case):
     interleaved: bool = True
     splits: int = 0
     split_size: int | None = None
-    unused: int = NO_PAGE  # what unused table entries hold
+    unused: int = -1  # what unused table entries hold
 
     def __str__(self):
         words = {
@@ -144,10 +143,6 @@ class CacheCall(Call):
             begin, end = self.rows[n]
             q = self.q[begin:end] if self.case.packed else self.q[n]
             self.sequences[n] = Sequence(q, k, v, seq.slopes, seq.sinks)
-
-
-def ints(values, device):
-    return torch.tensor(values, dtype=torch.int32, device=device)
 
 
 def _build(case, device):
@@ -278,8 +273,7 @@ def _append(case, device, draw, call):
 
     for n, (_, cached) in enumerate(case.lengths):
         places = call.cache.where(n, cached, cached + case.kept(n))
-        views = zip((call.k, call.v), call.expected, new(n), strict=True)
-        for view, buffer, rows in views:
+        for view, buffer, rows in zip((call.k, call.v), call.expected, new(n), strict=True):
             twin = buffer.as_strided(view.shape, view.stride(), view.storage_offset())
             twin[places] = rows
     return new

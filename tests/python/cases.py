@@ -217,3 +217,7 @@ def dense(b, sq, sk, **fields):
 
 def packed(*lengths, **fields):
     return Case(lengths, packed=True, **fields)
+
+
+def ints(values, device):
+    return torch.tensor(values, dtype=torch.int32, device=device)

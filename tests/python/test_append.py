@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from caches import PAGE_SIZES, CacheCase, dense_cache, ints, packed_cache
-from cases import DTYPES, HALF_DTYPES, HEAD_DIMS, sample
+from caches import PAGE_SIZES, CacheCase, dense_cache, packed_cache
+from cases import DTYPES, HALF_DTYPES, HEAD_DIMS, ints, sample
 from reference import rotate
 from strided import POOLS
 

@@ -3,8 +3,8 @@ caches and workspaces past 2^31 elements. On a GPU only."""
 
 import pytest
 import torch
-from caches import CacheCase, ints
-from cases import HALF_DTYPES, sample
+from caches import CacheCase
+from cases import HALF_DTYPES, ints, sample
 from reference import Rule, Sequence, assert_close_to_reference
 
 import flashattn_ext

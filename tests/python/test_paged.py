@@ -3,8 +3,8 @@ too many, entries that are no page."""
 
 import pytest
 import torch
-from caches import PAGE_SIZES, CacheCase, dense_cache, ints, packed_cache
-from cases import DTYPES, HALF_DTYPES, sample
+from caches import PAGE_SIZES, CacheCase, dense_cache, packed_cache
+from cases import DTYPES, HALF_DTYPES, ints, sample
 from reference import Sequence, attend
 from strided import POOLS, as_bits
 from test_memory import POISON

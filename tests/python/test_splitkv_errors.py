@@ -133,7 +133,7 @@ DENSE = [
     ("rotary_interleaved", option("rotary_interleaved", False), "False"),
 ]
 PACKED = [
-    ("cu_seqlens_q", without("cu_seqlens_q"), "(8, 4, 64)"),
+    ("q", without("cu_seqlens_q"), "(8, 4, 64)"),
     ("max_seqlen_q", without("max_seqlen_q"), "None"),
     ("max_seqlen_q", option("max_seqlen_q", -1), "-1"),
     ("max_seqlen_q", lambda a: a.set(max_seqlen_q=a.ints(5)), "tensor"),

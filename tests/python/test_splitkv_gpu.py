@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from caches import CacheCase, dense_cache, ints, packed_cache
+from caches import CacheCase, dense_cache, packed_cache
+from cases import ints
 from test_gpu import capture
 from test_splitkv_ops import CASES
 

@@ -3,7 +3,8 @@ Lengths, cache rows and starts on the device are not trusted."""
 
 import pytest
 import torch
-from caches import dense_cache, ints, packed_cache
+from caches import dense_cache, packed_cache
+from cases import ints
 from test_memory import CANARY, POISON
 
 import flashattn_ext

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 import torch
-from caches import dense_cache, ints, packed_cache
+from caches import dense_cache, packed_cache
+from cases import ints
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from flashattn_ext import flash_combine, flash_fwd_splitkv, merge_attention_states
