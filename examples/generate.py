@@ -13,6 +13,9 @@ exact arithmetic greedy texts are equal. In floating point two tokens whose logi
 the rounding noise may swap: a first difference whose logit gap, in both runs, is at most 1e-4
 (float32) or 1e-2 (bfloat16) of the largest logit is a tie. The model runs in float32 on the CPU,
 where ties are then next to impossible, and in bfloat16 on a GPU, whose kernels have no float32.
+
+About the speeds: on a CPU a model of this size spends 98 % of a step outside of attention, mostly
+in matrix products, so that on a busy machine the differences between two rows are noise.
 """
 
 from __future__ import annotations
