@@ -5,9 +5,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import transformers
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import masking_utils
+
+OLDEST = "5.17"  # before, masks of preallocated caches are described in other ways
+OTHER_VERSION = (
+    f"flashattn_ext needs transformers {OLDEST} or newer, found {transformers.__version__}"
+)
+try:
+    from transformers import masking_utils
+except ImportError as error:
+    raise ImportError(OTHER_VERSION) from error
 
 # What `attention_mask_for` returns where lengths say it all. It has 4 dims, since transformers
 # takes such a mask for finished and hands it on, and is int32, which no other mask is:
@@ -62,21 +71,26 @@ def _read_pattern(mask_function) -> _Pattern | None:
     """What transformers' mask function says, or None for what is not known to be servable."""
     if mask_function is masking_utils.causal_mask_function:
         return _Pattern()
-    if _AND is None or getattr(mask_function, "__code__", None) is not _AND:
+    if not _made_by(mask_function, _AND):
         return None
     parts = _captured(mask_function, "mask_functions")
     if len(parts) != 2:
         return None
     first, second = parts
-    code = getattr(first, "__code__", None)
-    if code is None:
-        return None
-    if code is _SLIDING and second is masking_utils.causal_mask_function:
+    if _made_by(first, _SLIDING) and second is masking_utils.causal_mask_function:
         return _Pattern(window=_captured(first, "sliding_window"))
-    if code is _REMAPPED and getattr(second, "__code__", None) is _PACKED:
-        pattern = _read_pattern(_captured(first, "mask_function"))
-        return pattern and pattern._replace(sequence_ids=_captured(second, "packed_sequence_mask"))
+    if _made_by(second, _PACKED):
+        # Some versions count positions from the start of each sequence, some from that of the row:
+        # within a sequence, a causal pattern and its window say the same of both.
+        remapped = _made_by(first, _REMAPPED)
+        pattern = _read_pattern(_captured(first, "mask_function") if remapped else first)
+        if pattern is not None and pattern.sequence_ids is None:
+            return pattern._replace(sequence_ids=_captured(second, "packed_sequence_mask"))
     return None
+
+
+def _made_by(function, code) -> bool:
+    return code is not None and getattr(function, "__code__", None) is code
 
 
 def _captured(function, name):
@@ -111,6 +125,9 @@ def attention_mask_for(
         return exact()
     windowed = pattern.window is not None and kv_length > pattern.window
     if pattern.sequence_ids is not None:
+        whole_rows = pattern.sequence_ids.shape == (batch_size, q_length) and kv_length == q_length
+        if attention_mask is not None or not whole_rows:
+            return exact()
         return _packed_plan(pattern.sequence_ids, windowed)
     # False asks for a mask that will be edited, except in single steps of preallocated caches.
     static = isinstance(q_offset, Tensor) or pattern.window is not None

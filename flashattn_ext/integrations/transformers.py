@@ -21,21 +21,30 @@ right-padded prompt that is continued), padded encoders, chunked and custom patt
 inside a compiled graph, which cannot read it (`generate` makes its masks outside). Together with
 softcap or sinks, which SDPA lacks, these raise; so do dropout, gradients, and the options of single
 models that nothing here serves.
+
+transformers 5.17 and newer (tested: 5.17.0, 5.20.2, 5.24.0); `register` refuses older ones. What a
+version describes in a way not known here gets its exact mask, and so SDPA.
 """
 
 from __future__ import annotations
 
-import inspect
-
 import torch
+import transformers
+from packaging.version import Version
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import logging
 
 from .. import flash_fwd
-from ._transformers_masks import attention_mask_for, kind_of_plan
+from ._transformers_masks import (
+    OLDEST,
+    OTHER_VERSION,
+    attention_mask_for,
+    kind_of_plan,
+    masking_utils,
+)
 
 _MAX_ROWS = 2**30  # of a packed tensor
 # Options of single models that change the result and that flash_fwd does not have.
@@ -54,10 +63,10 @@ def register(name: str = "fa_ext") -> str:
             "name: expected one without 'flash' (transformers looks for a package of its own "
             f"behind such names), got {name!r}"
         )
-    if "q_offset" not in inspect.signature(masking_utils.sdpa_mask).parameters:
-        raise ImportError(f"{__name__} needs transformers 5.24 or newer")
+    if Version(transformers.__version__) < Version(OLDEST):
+        raise ImportError(OTHER_VERSION)
     AttentionInterface.register(name, attention_forward)
-    AttentionMaskInterface.register(name, attention_mask_for)
+    masking_utils.AttentionMaskInterface.register(name, attention_mask_for)
     return name
 
 

@@ -17,7 +17,7 @@ from collections import defaultdict
 from pathlib import Path
 
 MAX_KERNELS = 72
-# 16 words outside of the inner loop cost nothing that a benchmark shows (docs/tuning.md: d 64, 128).
+# What the fastest tiles in docs/tuning.md need: d 64 on sm_90 has 64 bytes, d 128 has 40.
 MAX_FRAME_BYTES = 64
 # Kernel name pattern -> (bytes of stack that it may have, why).
 ALLOWED_FRAMES: dict[str, tuple[int, str]] = {}
@@ -31,7 +31,8 @@ def find_cuobjdump() -> str | None:
     """Of the toolkit, or else the one that comes with triton."""
     candidates = [shutil.which("cuobjdump")]
     nvcc = shutil.which("nvcc")
-    roots = [os.environ.get("CUDA_HOME"), nvcc and Path(nvcc).resolve().parents[1], "/usr/local/cuda"]
+    toolkit = nvcc and Path(nvcc).resolve().parents[1]
+    roots = [os.environ.get("CUDA_HOME"), toolkit, "/usr/local/cuda"]
     candidates += [Path(root) / "bin/cuobjdump" for root in roots if root]
     triton = importlib.util.find_spec("triton")
     if triton and triton.origin:
@@ -39,24 +40,22 @@ def find_cuobjdump() -> str | None:
     return next((str(c) for c in candidates if c and Path(c).is_file()), None)
 
 
-def run(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
 def readable(names: list[str]) -> dict[str, str]:
     """Demangled names without namespaces and parameters, where c++filt exists."""
     if not names or not shutil.which("c++filt"):
         return {name: name for name in names}
-    result = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
-    clean = [re.sub(r"flashattn::|sm\d+::|^void |(?<=>)\(.*\)$", "", line) for line in result.stdout.splitlines()]
-    return dict(zip(names, clean))
+    demangled = subprocess.run(
+        ["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    noise = re.compile(r"flashattn::|sm\d+::|^void |(?<=>)\(.*\)$")
+    return {name: noise.sub("", line) for name, line in zip(names, demangled, strict=True)}
 
 
 def kernels(text: str) -> dict[int, dict[str, tuple[int, int]]]:
-    """{architecture: {mangled name: (registers, bytes of stack and local memory)}} of cuobjdump -res-usage."""
+    """Of what -res-usage prints: {architecture: {name: (registers, bytes of stack and local)}}."""
     found: dict[int, dict[str, tuple[int, int]]] = defaultdict(dict)
     parts = ARCH.split(text)  # text before the first, then arch, text, arch, text ...
-    for arch, part in zip(parts[1::2], parts[2::2]):
+    for arch, part in zip(parts[1::2], parts[2::2], strict=True):
         for name, registers, stack, _shared, local in FUNCTION.findall(part):
             found[int(arch)][name] = (int(registers), int(stack) + int(local))
     return found
@@ -87,7 +86,8 @@ def main(library: str) -> int:
     if cuobjdump is None:
         print("skipped: cuobjdump is neither in the CUDA toolkit nor in triton")
         return SKIPPED
-    listing = subprocess.run([cuobjdump, "-res-usage", library], check=False, capture_output=True, text=True)
+    command = [cuobjdump, "-res-usage", library]
+    listing = subprocess.run(command, check=False, capture_output=True, text=True)
     if "does not contain device code" in listing.stdout + listing.stderr:
         print(f"skipped: {library} has no CUDA kernels")
         return SKIPPED
@@ -96,7 +96,7 @@ def main(library: str) -> int:
         return 1
     found = kernels(listing.stdout)
     if not any(found.values()):
-        print(f"cuobjdump printed no kernel in a form that this script knows:\n{listing.stdout[:2000]}")
+        print(f"cuobjdump printed no kernel in a known form:\n{listing.stdout[:2000]}")
         return 1
     faults = check(found)
     print("\n".join(faults) or "within budget")

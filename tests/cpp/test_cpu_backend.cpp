@@ -198,6 +198,26 @@ TEST(CpuBackend, NanInAVisibleKey) {
   }
 }
 
+// Two keys of equal weight whose values are neighbours: the mean is a tie, and goes to the even one.
+TEST(CpuBackend, OutputRoundsToNearestEven) {
+  for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    float const ulp = dtype == DType::kFloat16 ? 0x1p-10f : 0x1p-7f;
+    Case c = single(1, 2);
+    c.dtype = dtype;
+    c.scale = 0.f;
+    Problem p(c);
+    for (int d = 0; d < c.head_dim; ++d) {
+      put(dtype, p.v.at(0, 0, 0, d), 1.f + ulp);
+      put(dtype, p.v.at(0, 1, 0, d), d % 2 == 0 ? 1.f : 1.f + 2 * ulp);
+    }
+    for (auto const& variant : flashattn::cpu::variants()) {
+      p.run(variant);
+      EXPECT_EQ(p.out.row(0, 0, 0)[0], 1.f) << variant.name;
+      EXPECT_EQ(p.out.row(0, 0, 0)[1], 1.f + 2 * ulp) << variant.name;
+    }
+  }
+}
+
 TEST(CpuBackend, EmptyRowsStayZeroBesideANanValue) {
   Case c = single(40, 20);
   c.window = {-1, 0};

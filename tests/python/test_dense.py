@@ -24,7 +24,7 @@ def same_length(pairs, batches=(1, 2, 3)):
 
 
 PAIRS = [(n, n) for n in TILE_EDGES]
-PAIRS += list(zip(TILE_EDGES, reversed(TILE_EDGES)))
+PAIRS += list(zip(TILE_EDGES, reversed(TILE_EDGES), strict=True))
 PAIRS += [(1, n) for n in TILE_EDGES[1:]] + [(n, 1) for n in TILE_EDGES[1:]]
 PAIRS += [(3, 513), (113, 203), (128, 217), (307, 256), (300, 97)]
 

@@ -223,6 +223,26 @@ def test_c68_negative_windows_with_causal(anywhere):
                 arguments.call()
 
 
+@pytest.mark.parametrize("is_packed", [False, True], ids=["dense", "packed"])
+@pytest.mark.parametrize("pair", [(3, 2), (33, 2), (2, 4), (4, 0), (9, 6)], ids=str)
+def test_c85_query_heads_not_a_multiple(pair, is_packed, anywhere):
+    arguments = Arguments(anywhere, is_packed)
+    outer = () if is_packed else (2,)
+    k = arguments.empty(*outer, 32, pair[1], 64)
+    arguments.set(q=arguments.empty(*outer, 16, pair[0], 64), k=k, v=k)
+    with pytest.raises(ValueError, match=rf"k.*{pair[0]}.*{pair[1]}"):
+        arguments.call()
+
+
+@pytest.mark.parametrize("name", ["k", "v"])
+def test_c87_mixed_types(name, anywhere):
+    for dtype in (FP16, torch.float32):
+        arguments = Arguments(anywhere)
+        arguments.set(**{name: getattr(arguments, name).to(dtype)})
+        with pytest.raises(ValueError, match=rf"{name}.*bfloat16.*float"):
+            arguments.call()
+
+
 @pytest.mark.parametrize("name", ["q", "k", "v", "sinks"])
 def test_c88_gradients_are_refused_with_the_remedy(name, anywhere):
     arguments = Arguments(anywhere)

@@ -5,6 +5,7 @@ GPU), and in the tested type on our attention. `sdpa` holds the calls left to to
 """
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -15,6 +16,10 @@ from flashattn_ext.integrations import transformers as adapter
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 NAME = adapter.register()
+# The name of a model's cache, as argument and in its output. Versions before the renaming ignore
+# the new name without a word.
+_ARGUMENTS = inspect.signature(hf.LlamaForCausalLM.forward).parameters
+CACHE = "cache" if "cache" in _ARGUMENTS else "past_key_values"
 BATCH, LENGTH, VOCABULARY = 3, 12, 97
 PADDINGS = {"none": (0, 0, 0), "left": (0, 3, 11), "right": (0, -3, -11), "both": (5, 0, -4)}
 FAMILIES = {
@@ -40,6 +45,7 @@ def make_model(family, device="cpu"):
         num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256,
         pad_token_id=0, bos_token_id=1, eos_token_id=None, attn_implementation="eager", **extra,
     )  # fmt: skip
+    config._experts_implementation = "eager"  # plain products, in any type
     torch.manual_seed(0)
     model = model_class(config).eval()
     for parameter in model.parameters():
@@ -156,7 +162,10 @@ def test_decoding_in_steps(family, cache, masked, device, sdpa):
         step["attention_mask"] = batch["attention_mask"][:, :end]
         if masked == "without mask":
             del step["attention_mask"]
-        results = [model(**step, cache=c).logits for model, c in zip(models, caches, strict=True)]
+        results = [
+            model(**step, **{CACHE: c}).logits for model, c in zip(models, caches, strict=True)
+        ]
+        assert [int(c.get_seq_length()) for c in caches] == [end] * 3
         if real.any():
             assert_close(results, real)
     assert not sdpa
@@ -190,9 +199,9 @@ def test_gaps_are_left_to_sdpa(sdpa):
     step["attention_mask"] = torch.nn.functional.pad(prompt["attention_mask"], (0, 1), value=1)
     logits = []
     for name in ("eager", NAME):
-        cache = set_attention(model, name)(**prompt).cache
+        cache = {CACHE: set_attention(model, name)(**prompt)[CACHE]}
         assert not sdpa
-        logits.append(model(**step, cache=cache).logits)
+        logits.append(model(**step, **cache).logits)
     assert_close([logits[0], *logits])
     assert len(sdpa) == 2
 

@@ -193,6 +193,35 @@ def test_patterns_of_other_models_are_exact():
     assert mask.dtype == torch.bool and torch.equal(mask[0, 0], (j <= i) & (j // 4 == i // 4))
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_packed_sequences_whose_positions_are_the_rows(window):
+    """As older versions describe them; newer ones remap the positions (see the tests of models)."""
+    of = hf.masking_utils
+    ids = torch.tensor([[0] * 7 + [1] + [2] * 4, [0] * 12, [0] * 2 + [1] * 10])
+    causal = of.causal_mask_function
+    if window is not None:
+        causal = of.sliding_window_causal_mask_function(window)
+    pattern = of.and_masks(causal, of.packed_sequence_mask_function(ids))
+    mask = masks.attention_mask_for(BATCH, LENGTH, LENGTH, mask_function=pattern)
+    assert mask.dtype == torch.int32
+    exact = of.sdpa_mask(BATCH, LENGTH, LENGTH, mask_function=pattern, allow_is_causal_skip=False)
+    q, k, v = operands(LENGTH, LENGTH)
+    out, _ = adapter.attention_forward(Layer(), q, k, v, mask, sliding_window=window)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, exact, enable_gqa=True)
+    torch.testing.assert_close(out.transpose(1, 2), expected, atol=1e-5, rtol=0)
+    padding = padding_mask("left")
+    padded = masks.attention_mask_for(
+        BATCH, LENGTH, LENGTH, mask_function=pattern, attention_mask=padding
+    )
+    assert torch.equal(padded, exact & padding[:, None, None].bool())
+
+
+def test_older_versions_of_transformers_are_refused(monkeypatch):
+    monkeypatch.setattr(adapter.transformers, "__version__", "5.16.1")
+    with pytest.raises(ImportError, match="needs transformers 5.17 or newer"):
+        adapter.register()
+
+
 def test_name_with_flash_is_refused():
     with pytest.raises(ValueError, match="flash"):
         adapter.register("flashattn_ext")
