@@ -100,7 +100,7 @@ class CacheCall(Call):
         """The arguments of torch.ops.flashattn_ext.fwd_splitkv, or with `new` of ..._append."""
         o, rule = self.options, self.case.rule()
         lengths = o["cache_seqlens"]
-        lengths = (None, lengths) if isinstance(lengths, int) else (lengths, -1)
+        lengths = (None, lengths) if isinstance(lengths, int) else (lengths, 0)
         queries = [o.get("cu_seqlens_q"), o.get("max_seqlen_q", -1)]
         places = [o.get("cache_batch_idx"), o.get("cache_leftpad")]
         score = [rule.scale, *rule.window, rule.softcap, o.get("alibi_slopes"), o.get("sinks")]

@@ -115,7 +115,7 @@ def test_compile_with_dynamic_batches(case, device):
     options["max_seqlen_q"] = 64 if case.packed else None
     compiled = torch.compile(Decoder(**options), fullgraph=True, dynamic=True, backend=counter)
     counts = set()
-    for times in (1, 2, 3):
+    for times in (4, 5, 6):  # no batch equals another size, which torch would tie to it
         call = case.but(lengths=case.lengths * times, seed=times).build(device)
         _, tensors = split_options(call)
         out, _ = compiled(call.q, call.k, call.v, **tensors)
