@@ -97,12 +97,18 @@ FlashCombineParams combine_params(FlashFwdParams const& p, Parts const& parts, i
   return c;
 }
 
-void run_tiles(Call const& call, int64_t tiles, int threads) {
-  int const splits = call.split.splits;
-  parallel_for(tiles * splits, threads, [&call, splits](int64_t index) {
+// The heads of a share of keys come one after the other: their rows lie in the same pages of memory,
+// and walking all keys once per head would miss the TLB at every page.
+void run_tiles(Call const& call, int threads) {
+  FlashFwdParams const& p = call.params;
+  int const heads = p.shape.heads / call.row_map.pack(), splits = call.split.splits;
+  int64_t const slots = tiles_per_head(p.shape, p.lengths, call.tile_tokens);
+  parallel_for(slots * splits * heads, threads, [&call, heads, splits, slots](int64_t index) {
+    int64_t const head = index % heads, slot = index / heads / splits;
+    int const split = static_cast<int>(index / heads % splits);
     FlashFwdParams const& p = call.params;
-    WorkTile const tile = work_tile(p.shape, p.lengths, call.tile_tokens, index / splits);
-    QueryTile(call, tile, static_cast<int>(index % splits)).run();
+    QueryTile(call, work_tile(p.shape, p.lengths, call.tile_tokens, head * slots + slot), split)
+        .run();
   });
 }
 
@@ -122,11 +128,10 @@ void attend(FlashSplitkvParams const& params, Variant const& variant) {
       .over_cache = &params,
       .split = split,
   };
-  int64_t const tiles = count_tiles(fwd, rows, call.tile_tokens);
-  if (split.splits == 1) { return run_tiles(call, tiles, threads); }
+  if (split.splits == 1) { return run_tiles(call, threads); }
   PartBuffer const buffer(fwd, split.splits);
   call.parts = buffer.parts(variant);
-  run_tiles(call, tiles, threads);
+  run_tiles(call, threads);
   flash_combine(combine_params(fwd, call.parts, split.splits));
 }
 

@@ -19,8 +19,10 @@ Pointer advance(Pointer data, int64_t elements, int item_size) {
 BlockRange panels_of_keys(BlockRange const& range, int first_key, int end_key, int panel) {
   int const first = std::max(range.begin, first_key / panel);
   int const last = std::max(first, std::min(range.end, ceil_div(end_key, panel)));
-  int const clean = std::clamp(std::max(range.clean_begin, ceil_div(first_key, panel)), first, last);
-  return {first, last, clean, std::clamp(std::min(range.clean_end, end_key / panel), clean, last)};
+  int const all = std::max(range.clean_begin, ceil_div(first_key, panel));
+  int const clean = std::clamp(all, first, last);
+  int const clean_end = std::clamp(std::min(range.clean_end, end_key / panel), clean, last);
+  return {first, last, clean, clean_end};
 }
 
 SequenceInfo sequence_of(Call const& call, int batch) {

@@ -41,11 +41,27 @@ FA_INLINE void pack_key_lanes(void const* const* rows, int keys, int head_dim, W
   }
 }
 
+// Starts loading rows [begin, end) of `rows`. Those of one head lie apart in memory, so the machine
+// does not foresee which one comes next.
+template <class Element>
+FA_INLINE void prefetch_rows(void const* const* rows, int begin, int end, int head_dim) {
+  constexpr int kLine = 64;
+  int const bytes = head_dim * static_cast<int>(sizeof(typename Element::Storage));
+  for (int i = begin; i < end; ++i) {
+    if (rows[i] == nullptr) { continue; }
+    for (int at = 0; at < bytes; at += kLine) {
+      __builtin_prefetch(static_cast<char const*>(rows[i]) + at);
+    }
+  }
+}
+
 template <class Element>
 void pack_keys(void const* const* rows, int keys, int head_dim, Word* packed) {
   int const panel_words = words<Element>(head_dim) * kPanel;
   for (int first = 0; first < ceil_div(keys, kPanel) * kPanel; first += kLanes) {
     Word* const to = packed + int64_t(first / kPanel) * panel_words + first % kPanel;
+    int const next = first + kLanes;
+    prefetch_rows<Element>(rows, next, next + kLanes < keys ? next + kLanes : keys, head_dim);
     pack_key_lanes<Element>(rows + first, keys - first, head_dim, to);
   }
 }
@@ -79,9 +95,13 @@ template <class Element>
 void pack_values(void const* const* rows, int keys, int head_dim, Word* packed) {
   int const block_words = words<Element>(block_keys(head_dim));
   int const used_words = words<Element>(ceil_div(keys, kPanel) * kPanel);
-  for (int dim = 0; dim < ceil_div(head_dim, kPanel) * kPanel; dim += kLanes) {
-    Word* const to = packed + int64_t(dim / kPanel) * block_words * kPanel + dim % kPanel;
-    for (int w = 0; w < used_words; ++w) {
+  constexpr int kAhead = 16;  // rows
+  constexpr int kPerWord = Element::kPairs ? 2 : 1;
+  for (int w = 0; w < used_words; ++w) {
+    int const next = w * kPerWord + kAhead;
+    prefetch_rows<Element>(rows, next, next + kPerWord < keys ? next + kPerWord : keys, head_dim);
+    for (int dim = 0; dim < ceil_div(head_dim, kPanel) * kPanel; dim += kLanes) {
+      Word* const to = packed + int64_t(dim / kPanel) * block_words * kPanel + dim % kPanel;
       store(to + w * kPanel, value_words<Element>(rows, keys, w, dim, head_dim - dim));
     }
   }
