@@ -32,7 +32,7 @@ PLACES = ({}, {"batch_idx": True}, {"leftpad": (3, 0)}, *({"page": page} for pag
             {"lengths": ((4, 64), (4, 0)), "new": 4},
             {"lengths": ((5, 200), (5, 7)), "new": 2},
             {"lengths": ((1, 300), (33, 18)), "new": 70, "packed": True},
-            {"lengths": ((2, 0), (1, 129)), "new": 2, "packed": True},
+            {"lengths": ((2, 3), (1, 129)), "new": 2, "packed": True},
         ],
         rotary=ROTARY,
         mask=MASKS,
