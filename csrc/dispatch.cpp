@@ -120,28 +120,6 @@ SplitkvPlan cuda_plan_splitkv(FlashSplitkvParams const& params) {
                       multiprocessors);
 }
 
-FlashCombineParams combine_params(FlashFwdParams const& fwd, SplitkvPlan const& plan) {
-  bool const packed = fwd.lengths.cu_seqlens_q != nullptr;
-  FlashCombineParams c;
-  c.splits = plan.split.splits;
-  c.batch = packed ? 1 : fwd.shape.batch;
-  c.heads = fwd.shape.heads;
-  c.seqlen = packed ? fwd.lengths.total_q : fwd.shape.seqlen_q;
-  c.head_dim = fwd.shape.head_dim;
-  int64_t const head = int64_t(c.seqlen) * c.head_dim;  // rows of the parts lie in the order of lse
-  c.out_partial = {plan.out_partial, c.heads * head, c.head_dim, head};
-  c.out_split_stride = plan.rows * c.head_dim;
-  c.lse_partial = plan.lse_partial;
-  c.lse_split_stride = plan.rows;
-  c.lse_batch_stride = int64_t(c.heads) * c.seqlen;
-  c.lse_head_stride = c.seqlen;
-  c.out_dtype = fwd.dtype;
-  c.out = fwd.out;
-  c.lse = fwd.lse;
-  c.sequences = packed ? fwd.lengths.cu_seqlens_q + fwd.shape.batch : nullptr;
-  return c;
-}
-
 void cuda_flash_fwd_splitkv(FlashSplitkvParams params, cudaStream_t stream) {
   SplitkvPlan const plan = cuda_plan_splitkv(params);
   if (plan.workspace_bytes > 0 && params.workspace == nullptr) {
@@ -156,8 +134,12 @@ void cuda_flash_fwd_splitkv(FlashSplitkvParams params, cudaStream_t stream) {
       params.fwd.q = {plan.rotated_q, params.fwd.shape.seqlen_q * row, row, params.fwd.shape.head_dim};
     }
   }
+  if (!has_work(params.fwd)) { return; }
   kernels.flash_fwd_splitkv(params, plan, stream);
-  if (plan.split.splits > 1) { launch_combine(combine_params(params.fwd, plan), stream); }
+  if (plan.split.splits > 1) {
+    launch_combine(combine_params(params.fwd, plan.split.splits, plan.rows, plan.out_partial, plan.lse_partial),
+                   stream);
+  }
 }
 
 size_t cuda_workspace_size(FlashSplitkvParams const& params) {
@@ -200,7 +182,7 @@ size_t splitkv_workspace_size(FlashSplitkvParams const& params) {
 
 void run_flash_splitkv_fwd(FlashSplitkvParams const& params, cudaStream_t stream) {
   validate(params);
-  if (!has_work(params.fwd)) { return; }
+  if (!has_work(params.fwd) && !appends(params)) { return; }
   if (params.fwd.device == Device::kCpu) {
     cpu::flash_splitkv_fwd(params);
   } else {

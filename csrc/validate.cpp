@@ -117,12 +117,16 @@ void check_cache(FlashSplitkvParams const& p) {
   }
   int const capacity = p.fwd.shape.seqlen_k;
   check_range("cache.seqlen", cache.seqlen, 0, capacity);
-  if (cache.block_table == nullptr) {
+  if (!cache.paged()) {
+    if (cache.block_table != nullptr) { reject("cache.page_size", cache.page_size, "a number >= 1 with a block table"); }
     check_range("cache.rows", cache.rows, cache.batch_idx != nullptr ? 0 : p.fwd.shape.batch, INT32_MAX);
     return;
   }
   if (cache.batch_idx != nullptr) { throw InvalidArgument("cache.batch_idx: expected null with a block table"); }
   check_range("cache.page_size", cache.page_size, 1, kMaxLength);
+  if (cache.block_table == nullptr && cache.table_columns > 0 && p.fwd.shape.batch > 0) {
+    throw InvalidArgument("cache.block_table: expected a pointer, got null");
+  }
   check_range("cache.num_pages", cache.num_pages, 0, INT32_MAX);
   check_range("cache.table_columns", cache.table_columns, 0, kMaxLength);
   check_range("seqlen_k", capacity, 0, int64_t(cache.table_columns) * cache.page_size);
@@ -160,6 +164,11 @@ bool has_work(FlashFwdParams const& params) {
   return params.shape.batch > 0 && params.shape.heads > 0 && query_rows(params) > 0;
 }
 
+bool appends(FlashSplitkvParams const& params) {
+  Shape const& shape = params.fwd.shape;
+  return params.append.seqlen > 0 && shape.batch > 0 && shape.heads_kv > 0;
+}
+
 void validate(FlashFwdParams const& params) {
   check_shape(params.shape);
   check_lengths(params.lengths);
@@ -177,16 +186,16 @@ void validate(FlashSplitkvParams const& params) {
   check_cache(params);
   check_append(params);
   check_split(params.split);
-  if (!has_work(fwd)) { return; }
-  check_query_operands(fwd);
-  bool const pages = params.cache.block_table != nullptr;
+  if (has_work(fwd)) { check_query_operands(fwd); }
+  if (!has_work(fwd) && !appends(params)) { return; }
+  bool const pages = params.cache.paged();
   int64_t const rows = pages ? params.cache.page_size : fwd.shape.seqlen_k;
   int64_t const batches = pages ? params.cache.num_pages : params.cache.rows;
   if (rows > 0 && batches > 0) {
     check_operand("k", fwd.k, fwd, rows, batches, fwd.shape.heads_kv);
     check_operand("v", fwd.v, fwd, rows, batches, fwd.shape.heads_kv);
   }
-  if (params.append.seqlen > 0) {
+  if (appends(params)) {
     check_operand("append.k", params.append.k, fwd, params.append.seqlen, fwd.shape.batch, fwd.shape.heads_kv);
     check_operand("append.v", params.append.v, fwd, params.append.seqlen, fwd.shape.batch, fwd.shape.heads_kv);
   }

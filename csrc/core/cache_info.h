@@ -21,7 +21,7 @@ FA_HD SequenceInfo cache_sequence_info(FlashSplitkvParams const& params, int bat
   int const tokens = cached + (params.append.seqlen < room ? params.append.seqlen : room);
   seq.k_begin = cache.leftpad != nullptr ? clamp(cache.leftpad[batch], 0, tokens) : 0;
   seq.len_k = tokens - seq.k_begin;
-  if (cache.block_table == nullptr) {
+  if (!cache.paged()) {
     seq.k_batch = cache.batch_idx != nullptr ? cache.batch_idx[batch] : batch;
     if (static_cast<unsigned>(seq.k_batch) >= static_cast<unsigned>(cache.rows)) { seq.len_k = 0; }
   }
@@ -55,7 +55,7 @@ struct CacheSlot {
 };
 
 FA_HD CacheSlot cache_slot(Cache const& cache, FastDivisor page_size, SequenceInfo const& seq, int token) {
-  if (cache.block_table == nullptr) { return {seq.k_batch, token}; }
+  if (!cache.paged()) { return {seq.k_batch, token}; }
   int const column = page_size.quotient(token);
   int const slot = token - column * page_size.divisor();
   int const page = cache.block_table[int64_t(seq.batch) * cache.block_table_stride + column];

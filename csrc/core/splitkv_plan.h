@@ -67,4 +67,29 @@ inline SplitkvPlan plan_splitkv(FlashSplitkvParams const& params, int arch, int 
   return plan;
 }
 
+// The merge of the parts of a split call: their rows lie in the order of lse.
+inline FlashCombineParams combine_params(FlashFwdParams const& fwd, int splits, int64_t rows,
+                                         float const* out_partial, float const* lse_partial) {
+  bool const packed = fwd.lengths.cu_seqlens_q != nullptr;
+  FlashCombineParams c;
+  c.device = fwd.device;
+  c.splits = splits;
+  c.batch = packed ? 1 : fwd.shape.batch;
+  c.heads = fwd.shape.heads;
+  c.seqlen = packed ? fwd.lengths.total_q : fwd.shape.seqlen_q;
+  c.head_dim = fwd.shape.head_dim;
+  int64_t const head = int64_t(c.seqlen) * c.head_dim;
+  c.out_partial = {out_partial, c.heads * head, c.head_dim, head};
+  c.out_split_stride = rows * c.head_dim;
+  c.lse_partial = lse_partial;
+  c.lse_split_stride = rows;
+  c.lse_batch_stride = int64_t(c.heads) * c.seqlen;
+  c.lse_head_stride = c.seqlen;
+  c.out_dtype = fwd.dtype;
+  c.out = fwd.out;
+  c.lse = fwd.lse;
+  c.sequences = packed ? fwd.lengths.cu_seqlens_q + fwd.shape.batch : nullptr;
+  return c;
+}
+
 }  // namespace flashattn

@@ -28,7 +28,7 @@ class Appender {
     if (position >= capacity) { return; }  // the cache is full
     SequenceInfo const seq = cache_sequence_info(p_, batch);
     CacheSlot const at = cache_slot(p_.cache, page_size_, seq, static_cast<int>(position));
-    if (at.index < 0 || (p_.cache.block_table == nullptr && at.index >= p_.cache.rows)) { return; }
+    if (at.index < 0 || (!p_.cache.paged() && at.index >= p_.cache.rows)) { return; }
     for (int head = 0; head < p_.fwd.shape.heads_kv; ++head) {
       Storage const* const key = source(p_.append.k, batch, token, head);
       copy_or_rotate(key, static_cast<int>(position), target(p_.fwd.k, at, head));

@@ -74,29 +74,6 @@ class PartBuffer {
   std::unique_ptr<float[]> lse_;
 };
 
-FlashCombineParams combine_params(FlashFwdParams const& p, Parts const& parts, int splits) {
-  bool const packed = p.lengths.cu_seqlens_q != nullptr;
-  FlashCombineParams c;
-  c.device = Device::kCpu;
-  c.splits = splits;
-  c.batch = packed ? 1 : p.shape.batch;
-  c.heads = p.shape.heads;
-  c.seqlen = packed ? p.lengths.total_q : p.shape.seqlen_q;
-  c.head_dim = p.shape.head_dim;
-  int64_t const head = int64_t(c.seqlen) * c.head_dim;
-  c.out_partial = {parts.out, c.heads * head, c.head_dim, head};
-  c.out_split_stride = parts.rows * c.head_dim;
-  c.lse_partial = parts.lse;
-  c.lse_split_stride = parts.rows;
-  c.lse_batch_stride = int64_t(c.heads) * c.seqlen;
-  c.lse_head_stride = c.seqlen;
-  c.out_dtype = p.dtype;
-  c.out = p.out;
-  c.lse = p.lse;
-  c.sequences = packed ? p.lengths.cu_seqlens_q + p.shape.batch : nullptr;
-  return c;
-}
-
 // The heads of a share of keys come one after the other: their rows lie in the same pages of memory,
 // and walking all keys once per head would miss the TLB at every page.
 void run_tiles(Call const& call, int threads) {
@@ -132,7 +109,7 @@ void attend(FlashSplitkvParams const& params, Variant const& variant) {
   PartBuffer const buffer(fwd, split.splits);
   call.parts = buffer.parts(variant);
   run_tiles(call, threads);
-  flash_combine(combine_params(fwd, call.parts, split.splits));
+  flash_combine(combine_params(fwd, split.splits, call.parts.rows, call.parts.out, call.parts.lse));
 }
 
 }  // namespace

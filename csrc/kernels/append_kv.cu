@@ -41,7 +41,7 @@ __device__ void append_chunk(FlashSplitkvParams const& p, FastDivisor page_size,
   int const position = cached + token;
   if (position >= p.fwd.shape.seqlen_k) { return; }  // the cache is full
   CacheSlot const at = cache_slot(p.cache, page_size, seq, position);
-  bool const exists = p.cache.block_table != nullptr
+  bool const exists = p.cache.paged()
                           ? at.index >= 0
                           : static_cast<unsigned>(at.index) < static_cast<unsigned>(p.cache.rows);
   if (!exists) { return; }

@@ -23,7 +23,7 @@ MAX_FRAME_BYTES = 64
 # Names are demangled where c++filt exists, so a pattern has to match both forms.
 ALLOWED_FRAMES: dict[str, tuple[int, str]] = {
     r"flash_fwd_splitkv_kernel.*(Li|, )(64|128)(ELi|, )\d+.*Role[E)]1": (
-        120, "chunks: accumulator, scores and the slots of a cache block need more than 255 registers"),
+        120, "chunks: accumulator, scores and slots of a cache block exceed 255 registers"),
 }
 
 SKIPPED = 77

@@ -112,11 +112,15 @@ void CacheProblem::make_table() {
 
 void CacheProblem::make_rotary_tables() {
   std::vector<uint16_t> cosines, sines;
+  auto const add = [this](double x, std::vector<uint16_t>& bits, std::vector<float>& host) {
+    bits.push_back(to_bits(case_.dtype, static_cast<float>(x)));
+    host.push_back(from_bits(case_.dtype, bits.back()));
+  };
   for (int position = 0; position < case_.max_position; ++position) {
     for (int t = 0; t < case_.rotary_dim / 2; ++t) {
       double const angle = position * std::pow(100., -2. * t / case_.rotary_dim);
-      cosines.push_back(to_bits(case_.dtype, static_cast<float>(std::cos(angle))));
-      sines.push_back(to_bits(case_.dtype, static_cast<float>(std::sin(angle))));
+      add(std::cos(angle), cosines, cosines_host_);
+      add(std::sin(angle), sines, sines_host_);
     }
   }
   cosines_ = DeviceVector<uint16_t>(cosines);
@@ -170,22 +174,14 @@ void CacheProblem::fill_cache() {
   v_ = DeviceVector<uint16_t>(v_expected_);
 }
 
-std::vector<float> CacheProblem::table_row(DeviceVector<uint16_t> const& table,
-                                           int position) const {
-  std::vector<uint16_t> const bits = table.host();
-  int const pairs = case_.rotary_dim / 2;
-  std::vector<float> row;
-  for (int t = 0; t < pairs; ++t) {
-    row.push_back(
-        from_bits(case_.dtype, bits[bounded(position, 0, case_.max_position - 1) * pairs + t]));
-  }
-  return row;
-}
-
 std::vector<double> CacheProblem::rotate(std::vector<float> const& head, int position) const {
   if (case_.rotary_dim == 0) { return {head.begin(), head.end()}; }
-  return oracle::rotated(head, table_row(cosines_, position), table_row(sines_, position),
-                         case_.interleaved);
+  int const pairs = case_.rotary_dim / 2;
+  int const first = bounded(position, 0, case_.max_position - 1) * pairs;
+  auto const row = [&](std::vector<float> const& table) {
+    return std::vector<float>(table.begin() + first, table.begin() + first + pairs);
+  };
+  return oracle::rotated(head, row(cosines_host_), row(sines_host_), case_.interleaved);
 }
 
 std::vector<std::vector<float>> CacheProblem::queries(int b, int head) const {

@@ -68,7 +68,6 @@ class CacheProblem {
   int leftpad(int b) const;
   Slot slot_of(int b, int token) const;
   std::vector<float> noise(int kind, int b, int row, int head) const;
-  std::vector<float> table_row(DeviceVector<uint16_t> const& table, int position) const;
   std::vector<double> rotate(std::vector<float> const& head, int position) const;
 
   void make_table();
@@ -91,6 +90,7 @@ class CacheProblem {
   std::mt19937 random_;
   Layout q_layout_, k_layout_, v_layout_, new_layout_;
   std::vector<int> table_host_;
+  std::vector<float> cosines_host_, sines_host_;
   std::vector<uint16_t> k_expected_, v_expected_;  // at first what the cache holds before the call
   std::map<int64_t, double> rotated_keys_;         // elements of k that are rounded
   DeviceVector<uint16_t> q_, k_, v_, new_k_, new_v_, cosines_, sines_;

@@ -137,6 +137,7 @@ TEST(SplitkvCalls, BitsDependOnTheSequenceAlone) {
           c.page_size = page_size;
           c.capacity = capacity;
           c.packed_q = true;
+          c.max_seqlen_q = capacity;  // with a large bound heads are not packed
           c.len_q = {3, len_q, 50};
           c.cached = {capacity, 200, 1};
           c.content = {1, 7, 2};

@@ -259,7 +259,9 @@ def _append(case, device, draw, call):
     k_new, v_new = (draw(*shape).to(case.dtype) for _ in range(2))
     call.options |= {"k_new": k_new, "v_new": v_new}
     if case.rotary_dim:
-        angles = draw(case.capacity + case.new + 1, case.rotary_dim // 2) * 3
+        queries = max((sq for sq, _ in case.lengths), default=0)  # may stand behind all keys
+        positions = case.capacity + max(case.new, queries) + 1
+        angles = draw(positions, case.rotary_dim // 2) * 3
         tables = {"rotary_cos": angles.cos(), "rotary_sin": angles.sin()}
         call.options |= {name: table.to(case.dtype) for name, table in tables.items()}
         call.options["rotary_interleaved"] = case.interleaved

@@ -74,7 +74,7 @@ struct FlashFwdParams {
   Score score;
 };
 
-// Where the keys and values of the sequences live. Contiguous: k and v of FlashFwdParams are
+// Where the keys and values of the sequences live. Contiguous (page_size 0): k and v of FlashFwdParams are
 // (cache rows, capacity, heads_kv, head_dim). Pages: they are a pool (num_pages, page_size, heads_kv,
 // head_dim), batch_stride is the distance of two pages, and token j of sequence n is slot
 // j % page_size of page block_table[n][j / page_size].
@@ -89,6 +89,11 @@ struct Cache {
   int table_columns = 0;
   int page_size = 0;
   int num_pages = 0;
+
+#if defined(__CUDACC__)
+  __host__ __device__
+#endif
+  bool paged() const { return page_size > 0; }
 };
 
 // New tokens, written behind the valid ones before they are attended to. With rotary tables, keys and
