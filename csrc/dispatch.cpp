@@ -174,6 +174,8 @@ void run_flash_fwd(FlashFwdParams const& params, cudaStream_t stream) {
   }
 }
 
+void set_num_threads(int count) { cpu::set_num_threads(count); }
+
 size_t splitkv_workspace_size(FlashSplitkvParams const& params) {
   validate(params);
   if (!has_work(params.fwd) || params.fwd.device == Device::kCpu) { return 0; }

@@ -1,12 +1,23 @@
 #include "torch/op_support.h"
 
+#include <torch/csrc/stable/c/shim.h>
+
 #include <algorithm>
+#include <cstdlib>
 
 // Declared by torch only for code that is built for CUDA. Weak, because a CPU-only torch lacks it.
 extern "C" AOTI_TORCH_EXPORT AOTITorchError
 aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream) __attribute__((weak));
 
 namespace flashattn {
+
+void follow_torch_threads() {
+  static bool const own_setting = std::getenv("FLASHATTN_EXT_NUM_THREADS") != nullptr;
+  uint32_t threads = 0;
+  if (!own_setting && torch_get_num_threads(&threads) == 0) {
+    set_num_threads(static_cast<int>(threads));
+  }
+}
 
 Score score_of(Tensor const& q, Shape const& shape, double softmax_scale, double softcap,
                OptionalTensor const& alibi_slopes, OptionalTensor const& sinks) {

@@ -41,12 +41,16 @@ Tensor empty(std::vector<int64_t> const& shape, ScalarType dtype, Tensor const& 
 // Out and lse for q.
 std::tuple<Tensor, Tensor> empty_results(Tensor const& q);
 
+// torch.set_num_threads counts for the CPU backend too, unless its own variable is set.
+void follow_torch_threads();
+
 void* current_stream(int32_t device);
 
 // Calls `launch(stream)` with q's device current and its current stream.
 template <class Launch>
 void on_device_of(Tensor const& q, Launch const& launch) {
   if (!q.is_cuda()) {
+    follow_torch_threads();
     launch(cudaStream_t(nullptr));
     return;
   }

@@ -36,6 +36,10 @@ size_t splitkv_workspace_size(FlashSplitkvParams const& params);
 // lse -inf.
 void run_flash_combine(FlashCombineParams const& params, cudaStream_t stream = nullptr);
 
+// Threads that one call of the CPU backend may use, the caller included. At first
+// FLASHATTN_EXT_NUM_THREADS, else OMP_NUM_THREADS, else the cores of this process; 0 returns to that.
+void set_num_threads(int count);
+
 // What was compiled into this library.
 struct BuildInfo {
   std::vector<int> cuda_archs;  // 80 for sm_80; empty in a CPU-only build
