@@ -27,8 +27,8 @@ struct SplitkvPlan {
 inline int decode_pack(Shape const& shape, int tile_rows) {
   int const group = shape.heads / shape.heads_kv;
   int pack = group < tile_rows ? group : tile_rows;
-  while (group % pack != 0) { --pack; }
-  return pack;
+  while (pack > 1 && group % pack != 0) { --pack; }
+  return pack > 0 ? pack : 1;  // no query heads: there may still be new tokens to append
 }
 
 // A decode tile holds all rows of its sequence.

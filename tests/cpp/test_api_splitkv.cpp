@@ -1,5 +1,4 @@
-// What the C++ API of caches and of combine refuses, with which words, and what it accepts at the
-// edges.
+// What the C++ API of caches and of combine refuses, with which words, and what it accepts.
 #include <gtest/gtest.h>
 
 #include <climits>
@@ -90,7 +89,7 @@ TEST(ApiSplitkvErrors, Pages) {
       {"cache.batch_idx", {"null", "block table"}, with_pages([](SplitkvCall& c) {
          c.splitkv.cache.batch_idx = c.seqlens;
        })},
-      {"cache.page_size", {"got 0", "1 ..."}, with_pages([](SplitkvCall& c) {
+      {"cache.page_size", {"got 0", ">= 1"}, with_pages([](SplitkvCall& c) {
          c.splitkv.cache.page_size = 0;
        })},
       {"cache.page_size", {"got -3"}, with_pages([](SplitkvCall& c) {
@@ -98,6 +97,9 @@ TEST(ApiSplitkvErrors, Pages) {
        })},
       {"cache.page_size", {"1073741825", "1073741824"}, with_pages([](SplitkvCall& c) {
          c.splitkv.cache.page_size = kTooLong;
+       })},
+      {"cache.block_table", {"null"}, with_pages([](SplitkvCall& c) {
+         c.splitkv.cache.block_table = nullptr;
        })},
       {"cache.num_pages", {"got -1", "0 ..."}, with_pages([](SplitkvCall& c) {
          c.splitkv.cache.num_pages = -1;
@@ -230,6 +232,16 @@ TEST(ApiSplitkvAccepts, NothingToDo) {
     EXPECT_EQ(flashattn::splitkv_workspace_size(call.splitkv), size_t{0});
     EXPECT_TRUE(call.untouched());
   }
+}
+
+TEST(ApiSplitkvAccepts, NewTokensWithoutQueries) {
+  SplitkvCall call;
+  call.splitkv.fwd.shape.seqlen_q = 0;
+  call.splitkv.fwd.q.data = call.splitkv.fwd.out.data = nullptr;
+  call.k_new[0] = 7.f;
+  EXPECT_NO_THROW(call.run());
+  EXPECT_EQ(call.k[2 * api::kHeadsKv * api::kHeadDim], 7.f);  // token 2 of the first sequence
+  EXPECT_TRUE(call.untouched());
 }
 
 TEST(ApiSplitkvAccepts, CudaWithoutKernelsIsUnsupported) {

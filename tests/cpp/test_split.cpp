@@ -193,6 +193,9 @@ TEST(PlanSplits, GivenNumbersAreKept) {
 }
 
 TEST(DecodePack, TheLargestDivisorOfTheGroupThatFits) {
+  flashattn::Shape no_queries;  // only new tokens for the cache
+  no_queries.heads_kv = 2;
+  EXPECT_EQ(flashattn::decode_pack(no_queries, 16), 1);
   for (int heads_kv : {1, 3}) {
     for (int group = 1; group <= 300; ++group) {
       flashattn::Shape shape;

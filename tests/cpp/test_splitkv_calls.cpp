@@ -102,6 +102,16 @@ TEST(SplitkvAppend, PositionsStayInsideTheTables) {
   gpu::expect_right(c);
 }
 
+TEST(SplitkvAppend, NewTokensAreWrittenWithoutQueries) {
+  SKIP_WITHOUT_GPU();
+  for (int rotary_dim : {0, 16}) {
+    CacheCase c = append_case(rotary_dim, false);
+    c.page_size = rotary_dim;
+    c.len_q = {0, 0};
+    gpu::expect_right(c);
+  }
+}
+
 TEST(SplitkvAppend, QueriesAreRotatedWithoutNewTokens) {
   SKIP_WITHOUT_GPU();
   CacheCase c = append_case(64, true);
