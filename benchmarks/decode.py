@@ -161,6 +161,7 @@ def long_capacity() -> dict:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", help="write JSON here")
+    parser.add_argument("--only", default="", help="cases whose name holds this")
     args = parser.parse_args()
     machine = (
         f"{torch.cuda.get_device_name()}; torch {torch.__version__}, CUDA {torch.version.cuda}, "
@@ -171,14 +172,16 @@ def main() -> int:
     print(f"{'':55}{header}{'TB/s':>7}{'/FA3':>8}{'/Triton':>8}")
     rows = []
     for b, h, hk, d, n in DECODE:
-        for page in (0, PAGE):
-            rows.append(measure(f"b {b}, {h}/{hk}, d {d}, {n}", Batch([(1, n)] * b, h, hk, d, page)))
+        name = f"b {b}, {h}/{hk}, d {d}, {n}"
+        for page in (0, PAGE) if args.only in name else ():
+            rows.append(measure(name, Batch([(1, n)] * b, h, hk, d, page)) | {"group": "decode"})
     for name, lengths in MIXED.items():
-        rows.append(measure(name, Batch(lengths, 32, 8, 128, PAGE)))
+        if args.only in name:
+            rows.append(measure(name, Batch(lengths, 32, 8, 128, PAGE)) | {"group": "mixed"})
     rows.append(long_capacity())
-    for peer in ("fa3", "triton"):
-        for group, chosen in (("decode", rows[: 2 * len(DECODE)]), ("mixed", rows[2 * len(DECODE) :])):
-            ratios = [r[f"speed_over_{peer}"] for r in chosen if f"speed_over_{peer}" in r]
+    for group in ("decode", "mixed"):
+        for peer in ("fa3", "triton"):
+            ratios = [r[f"speed_over_{peer}"] for r in rows if r.get("group") == group and f"speed_over_{peer}" in r]
             if ratios:
                 print(f"{group}: geometric mean over {peer}: {statistics.geometric_mean(ratios):.2f}")
     if args.out:

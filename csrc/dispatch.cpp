@@ -138,7 +138,7 @@ void cuda_flash_fwd_splitkv(FlashSplitkvParams params, cudaStream_t stream) {
   kernels.flash_fwd_splitkv(params, plan, stream);
   if (plan.split.splits > 1) {
     launch_combine(combine_params(params.fwd, plan.split.splits, plan.rows, plan.out_partial, plan.lse_partial),
-                   stream);
+                   stream, /*overlap=*/arch_of_current_device() >= 90);
   }
 }
 
@@ -158,7 +158,7 @@ size_t cuda_workspace_size(FlashSplitkvParams const& params) {
 void cuda_flash_fwd(FlashFwdParams const&, cudaStream_t) { refuse_cuda(); }
 void cuda_flash_fwd_splitkv(FlashSplitkvParams const&, cudaStream_t) { refuse_cuda(); }
 size_t cuda_workspace_size(FlashSplitkvParams const&) { refuse_cuda(); }
-void launch_combine(FlashCombineParams const&, cudaStream_t) { refuse_cuda(); }
+void launch_combine(FlashCombineParams const&, cudaStream_t, bool = false) { refuse_cuda(); }
 
 #endif
 

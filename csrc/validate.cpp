@@ -14,6 +14,7 @@ namespace {
 constexpr int kMaxLength = 1 << 30;  // leaves room in 32 bit for a sum of two lengths
 constexpr int kMaxHeads = 65535;
 constexpr int kMaxHeadDim = 256;
+constexpr int kMaxFixedSplits = 65535;  // what one dimension of a grid holds
 constexpr int kAlignment = 16;  // bytes: what one cp.async or vector load moves
 
 template <class Got>
@@ -147,11 +148,15 @@ void check_append(FlashSplitkvParams const& p) {
   }
 }
 
-void check_split(Split const& split) {
+void check_split(Split const& split, int capacity) {
   check_range("split.num_splits", split.num_splits, 0, kMaxSplits);
   check_range("split.split_size", split.split_size, 0, kMaxLength);
   if (split.split_size % kSplitGranule != 0) {
     reject("split.split_size", split.split_size, "a multiple of " + std::to_string(kSplitGranule));
+  }
+  if (split.split_size > 0) {
+    int64_t const splits = (int64_t(capacity) + split.split_size - 1) / split.split_size;
+    check_range("splits of split_size that cover the capacity", splits, 0, kMaxFixedSplits);
   }
   if (split.split_size > 0 && split.num_splits > 0) {
     reject("split.num_splits", split.num_splits, "0 when split_size is given");
@@ -185,7 +190,7 @@ void validate(FlashSplitkvParams const& params) {
   check_score(fwd.score, fwd.window);
   check_cache(params);
   check_append(params);
-  check_split(params.split);
+  check_split(params.split, fwd.shape.seqlen_k);
   if (has_work(fwd)) { check_query_operands(fwd); }
   if (!has_work(fwd) && !appends(params)) { return; }
   bool const pages = params.cache.paged();

@@ -1,4 +1,4 @@
-// Merges partial results: a warp per row, any number of parts.
+// Merges partial results, any number of parts.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -9,9 +9,8 @@
 namespace flashattn {
 namespace {
 
-constexpr int kWarps = 4;        // rows of a thread block
+constexpr int kWarps = 4;  // of a thread block
 constexpr int kLanes = 32;
-constexpr int kColumns = 4;      // of a lane at a time
 
 __device__ float to_float(float x) { return x; }
 __device__ float to_float(__half x) { return __half2float(x); }
@@ -35,91 +34,110 @@ __device__ float warp_sum(float x) {
   return x;
 }
 
-struct Row {
-  int batch, head, row;
-};
-
 struct Merged {
   float maximum;
   float total;  // of the weights
 };
 
-// fmaxf passes over NaN, but the sum of weights does not, so a NaN in lse reaches out and lse.
-__device__ Merged merge_lse(float const* lse, int64_t stride, int splits, int lane) {
-  float maximum = -kInfinity;
-  for (int s = lane; s < splits; s += kLanes) {
-    float const part = lse[s * stride];
-    if (!is_empty_part(part)) { maximum = fmaxf(maximum, part); }
-  }
-  maximum = warp_max(maximum);
-  float total = 0.f;
-  for (int s = lane; s < splits; s += kLanes) { total += part_weight(lse[s * stride], subtrahend(maximum)); }
-  return {maximum, warp_sum(total)};
-}
+// The log-sum-exp of a row's parts. A lane keeps those of its first part, usually its only one.
+class PartsOfRow {
+ public:
+  __device__ PartsOfRow(float const* lse, int64_t stride, int splits, int lane)
+      : lse_(lse), stride_(stride), splits_(splits), lane_(lane), first_(load(lane)) {}
 
+  // fmaxf passes over NaN, but the sum of weights does not, so a NaN in lse reaches out and lse.
+  __device__ Merged merge() const {
+    float maximum = -kInfinity;
+    for (int s = lane_; s < splits_; s += kLanes) {
+      float const part = at(s);
+      if (!is_empty_part(part)) { maximum = fmaxf(maximum, part); }
+    }
+    maximum = warp_max(maximum);
+    float total = 0.f;
+    for (int s = lane_; s < splits_; s += kLanes) { total += part_weight(at(s), subtrahend(maximum)); }
+    return {maximum, warp_sum(total)};
+  }
+
+  // -inf past the last part.
+  __device__ float at(int split) const { return split < kLanes ? first_ : load(split); }
+
+ private:
+  __device__ float load(int split) const { return split < splits_ ? lse_[split * stride_] : -kInfinity; }
+
+  float const* const lse_;
+  int64_t const stride_;
+  int const splits_;
+  int const lane_;
+  float const first_;
+};
+
+// A warp merges one row, 32 columns of it: a row of one warp would load its parts four columns a lane
+// and a quarter as far ahead.
 template <class Partial>
 __global__ void __launch_bounds__(kWarps * kLanes)
     flash_fwd_splitkv_combine_kernel(__grid_constant__ FlashCombineParams const p) {
+  wait_for_previous_kernel();
   int const lane = threadIdx.x % kLanes;
-  int64_t const index = int64_t(blockIdx.x) * kWarps + threadIdx.x / kLanes;  // (batch, head, row)
+  int const slices = (p.head_dim + kLanes - 1) / kLanes;
+  int64_t const warp = int64_t(blockIdx.x) * kWarps + threadIdx.x / kLanes;
+  int64_t const index = warp / slices;  // (batch, head, row)
   if (index >= int64_t(p.batch) * p.heads * p.seqlen) { return; }
-  Row const at{static_cast<int>(index / p.seqlen / p.heads), static_cast<int>(index / p.seqlen % p.heads),
-               static_cast<int>(index % p.seqlen)};
-  if (p.sequences != nullptr && at.row >= *p.sequences) { return; }
-  float const* const lse = p.lse_partial + at.batch * p.lse_batch_stride + at.head * p.lse_head_stride +
-                           at.row * p.lse_row_stride;
-  Merged const merged = merge_lse(lse, p.lse_split_stride, p.splits, lane);
-  float const inverse = merged.total == 0.f ? 0.f : 1.f / merged.total;
-  if (lane == 0 && p.lse != nullptr) {
+  int const slice = static_cast<int>(warp % slices), column = slice * kLanes + lane;
+  int64_t const row = index % p.seqlen, head = index / p.seqlen % p.heads, batch = index / p.seqlen / p.heads;
+  if (p.sequences != nullptr && row >= *p.sequences) { return; }
+
+  float const* const lse =
+      p.lse_partial + batch * p.lse_batch_stride + head * p.lse_head_stride + row * p.lse_row_stride;
+  PartsOfRow const parts(lse, p.lse_split_stride, p.splits, lane);
+  Merged const merged = parts.merge();
+  if (slice == 0 && lane == 0 && p.lse != nullptr) {
     p.lse[index] = merged.total == 0.f ? -kInfinity : merged.maximum + logf(merged.total);
   }
 
+  bool const exists = column < p.head_dim;
   Partial const* const part = static_cast<Partial const*>(p.out_partial.data) +
-                              at.batch * p.out_partial.batch_stride + at.row * p.out_partial.row_stride +
-                              at.head * p.out_partial.head_stride;
-  int64_t const out = at.batch * p.out.batch_stride + at.row * p.out.row_stride + at.head * p.out.head_stride;
-  // All lanes take part in every round, also those without a column: the others ask them for weights.
-  for (int first = lane; first - lane < p.head_dim; first += kLanes * kColumns) {
-    float sum[kColumns] = {};
-    for (int base = 0; base < p.splits; base += kLanes) {  // a lane knows the weight of one part
-      int const own = base + lane;
-      float const own_weight =
-          own < p.splits ? part_weight(lse[own * p.lse_split_stride], subtrahend(merged.maximum)) : 0.f;
-      int const count = p.splits - base < kLanes ? p.splits - base : kLanes;
+                              batch * p.out_partial.batch_stride + row * p.out_partial.row_stride +
+                              head * p.out_partial.head_stride + (exists ? column : 0);
+  float sum = 0.f;
+  for (int base = 0; base < p.splits; base += kLanes) {  // a lane knows the weight of one part
+    float const own_weight = part_weight(parts.at(base + lane), subtrahend(merged.maximum));
+    int const count = p.splits - base < kLanes ? p.splits - base : kLanes;
 #pragma unroll 8
-      for (int s = 0; s < count; ++s) {
-        float const weight = __shfl_sync(0xffffffff, own_weight, s);
-        for (int i = 0; i < kColumns; ++i) {
-          int const column = first + i * kLanes;
-          // What an empty part holds does not matter and is not read.
-          bool const read = weight != 0.f && column < p.head_dim;
-          sum[i] += read ? weight * to_float(part[(base + s) * p.out_split_stride + column]) : 0.f;
-        }
-      }
+    for (int s = 0; s < count; ++s) {
+      float const weight = __shfl_sync(0xffffffff, own_weight, s);
+      // What an empty part holds does not matter and is not read.
+      sum += weight != 0.f ? weight * to_float(part[(base + s) * p.out_split_stride]) : 0.f;
     }
-    for (int i = 0; i < kColumns; ++i) {
-      int const column = first + i * kLanes;
-      if (column < p.head_dim) { store(p.out.data, p.out_dtype, out + column, sum[i] * inverse); }
-    }
+  }
+  if (exists) {
+    float const inverse = merged.total == 0.f ? 0.f : 1.f / merged.total;
+    int64_t const out = batch * p.out.batch_stride + row * p.out.row_stride + head * p.out.head_stride;
+    store(p.out.data, p.out_dtype, out + column, sum * inverse);
   }
 }
 
 template <class Partial>
-void launch_combine_of(FlashCombineParams const& params, cudaStream_t stream) {
-  int64_t const rows = int64_t(params.batch) * params.heads * params.seqlen;
-  int64_t const blocks = (rows + kWarps - 1) / kWarps;
+void launch_combine_of(FlashCombineParams const& params, cudaStream_t stream, bool overlap) {
+  int64_t const slices = (params.head_dim + kLanes - 1) / kLanes;
+  int64_t const warps = int64_t(params.batch) * params.heads * params.seqlen * slices;
+  int64_t const blocks = (warps + kWarps - 1) / kWarps;
   check_grid("flash_combine", blocks);
-  launch("flash_combine", flash_fwd_splitkv_combine_kernel<Partial>, dim3(static_cast<unsigned>(blocks)),
-         kWarps * kLanes, 0, stream, params);
+  dim3 const grid(static_cast<unsigned>(blocks));
+  auto* const kernel = flash_fwd_splitkv_combine_kernel<Partial>;
+  if (overlap) {
+    launch_overlapping("flash_combine", kernel, grid, kWarps * kLanes, stream, params);
+  } else {
+    launch("flash_combine", kernel, grid, kWarps * kLanes, 0, stream, params);
+  }
 }
 
 }  // namespace
 
-void launch_combine(FlashCombineParams const& params, cudaStream_t stream) {
+void launch_combine(FlashCombineParams const& params, cudaStream_t stream, bool overlap) {
   switch (params.partial_dtype) {
-    case DType::kFloat16: return launch_combine_of<__half>(params, stream);
-    case DType::kBFloat16: return launch_combine_of<__nv_bfloat16>(params, stream);
-    default: return launch_combine_of<float>(params, stream);
+    case DType::kFloat16: return launch_combine_of<__half>(params, stream, overlap);
+    case DType::kBFloat16: return launch_combine_of<__nv_bfloat16>(params, stream, overlap);
+    default: return launch_combine_of<float>(params, stream, overlap);
   }
 }
 

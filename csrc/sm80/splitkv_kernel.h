@@ -24,6 +24,7 @@ __global__ void __launch_bounds__(Traits::kThreads)
   extern __shared__ __align__(128) char smem_bytes_of_block[];
   auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_bytes_of_block);
   FlashFwdParams const& fwd = params.fwd;
+  let_next_kernel_start();
 
   ForwardPlan const& tiles = kRole == Role::kDecode ? plan.decode : plan.chunk;
   WorkTile const work = kRole == Role::kDecode ? decode_tile_of(fwd.shape, blockIdx.x)
