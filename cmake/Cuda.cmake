@@ -30,12 +30,17 @@ else()
 endif()
 
 # Every architecture gets machine code; the one in FLASHATTN_PTX_ARCH also PTX.
-function(flashattn_target_arch target arch)
-  if(arch STREQUAL FLASHATTN_PTX_ARCH)
-    set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES ${arch})
-  else()
-    set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES ${arch}-real)
-  endif()
+# The architectures of a target's kernels, as machine code; the newest one also as PTX.
+function(flashattn_target_archs target)
+  set(architectures "")
+  foreach(arch IN LISTS ARGN)
+    if(arch STREQUAL FLASHATTN_PTX_ARCH)
+      list(APPEND architectures ${arch})
+    else()
+      list(APPEND architectures ${arch}-real)
+    endif()
+  endforeach()
+  set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES "${architectures}")
   target_compile_options(${target} PRIVATE --expt-relaxed-constexpr)
 endfunction()
 

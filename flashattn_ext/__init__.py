@@ -1,4 +1,4 @@
-"""Exact attention in tiles for GPUs and CPUs: dense and packed sequences through one entry point.
+"""Exact attention in tiles for GPUs and CPUs: dense and packed sequences, and key/value caches.
 
 Importing this package never fails and never touches a device. A problem of the installation
 (no torch, a library that was not built or does not load) is raised by the first call, in one
@@ -21,7 +21,15 @@ except (ImportError, OSError) as error:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 else:
+    from .combine import flash_combine, merge_attention_states
     from .interface import flash_fwd, supports
+    from .splitkv import flash_fwd_splitkv
 
-__all__ = ["flash_fwd", "supports"]
+__all__ = [
+    "flash_combine",
+    "flash_fwd",
+    "flash_fwd_splitkv",
+    "merge_attention_states",
+    "supports",
+]
 __version__ = BUILD.get("version", "0+unbuilt")

@@ -3,6 +3,24 @@
 Waits for the device. Without it the kernels clamp such values, which is safe but silent.
 """
 
+import os
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+# The dict behind os.environ, if it has one as in CPython: a look-up there is 15 times as fast.
+_ENVIRONMENT = getattr(os.environb, "_data", os.environb)
+
+
+def wanted(q):
+    """Whether FLASHATTN_EXT_CHECK=1 asks for the values, and they can be read."""
+    if is_dynamo_compiling() or _ENVIRONMENT.get(b"FLASHATTN_EXT_CHECK") != b"1":
+        return False
+    if type(q) is not Tensor or not (q.is_cpu or q.is_cuda):
+        return False  # fake or meta
+    return not (q.is_cuda and torch.cuda.is_current_stream_capturing())
+
 
 def check(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k, max_seqlen_q, max_seqlen_k):
     """Raises ValueError for lengths that break the contract of `flash_fwd`."""
@@ -43,3 +61,73 @@ def _check_starts(name, cu_seqlens, tensor_name, rows, bound_name, bound):
             )
         lengths.append(length)
     return lengths
+
+
+def check_cache(
+    q, k_cache, cache_seqlens, block_table, cu_seqlens_q, max_seqlen_q, new_tokens,
+    cache_batch_idx, cache_leftpad, max_position,
+):  # fmt: skip
+    """Raises ValueError for values that break the contract of `flash_fwd_splitkv`."""
+    if cu_seqlens_q is not None:
+        _check_starts("cu_seqlens_q", cu_seqlens_q, "q", q.shape[0], "max_seqlen_q", max_seqlen_q)
+    page = k_cache.shape[1]
+    capacity = page if block_table is None else block_table.shape[1] * page
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    if isinstance(cache_seqlens, Tensor):
+        cached = cache_seqlens.tolist()
+        _check_cached(cached, capacity, new_tokens, max_position)
+    else:
+        cached = [int(cache_seqlens)] * batch
+    pads = [0] * batch if cache_leftpad is None else cache_leftpad.tolist()
+    for row, pad in enumerate(pads):
+        if not 0 <= pad <= cached[row]:
+            raise ValueError(
+                f"cache_leftpad[{row}]: expected 0 to {cached[row]} (its tokens), got {pad}"
+            )
+    if cache_batch_idx is not None:
+        _check_rows(cache_batch_idx.tolist(), k_cache.shape[0], new_tokens)
+    if block_table is not None:
+        table = block_table.tolist()
+        for row, pad in enumerate(pads):
+            end = -(-(cached[row] + new_tokens) // page)
+            _check_pages(row, table[row], pad // page, end, k_cache.shape[0])
+
+
+def _check_cached(cached, capacity, new_tokens, max_position):
+    room = capacity - new_tokens
+    for row, tokens in enumerate(cached):
+        if not 0 <= tokens <= room:
+            new = f" - {new_tokens} new tokens" if new_tokens else ""
+            raise ValueError(
+                f"cache_seqlens[{row}]: expected 0 to {room} (capacity {capacity}{new}), "
+                f"got {tokens}"
+            )
+        if max_position is not None and tokens + new_tokens > max_position:
+            raise ValueError(
+                f"cache_seqlens[{row}]: {tokens} + {new_tokens} new tokens are more than the "
+                f"{max_position} positions of rotary_cos"
+            )
+
+
+def _check_rows(rows, cache_rows, new_tokens):
+    first = {}
+    for row, index in enumerate(rows):
+        if not 0 <= index < cache_rows:
+            raise ValueError(
+                f"cache_batch_idx[{row}]: expected 0 to {cache_rows - 1} (rows of k_cache), "
+                f"got {index}"
+            )
+        if new_tokens and first.setdefault(index, row) != row:
+            raise ValueError(
+                f"cache_batch_idx[{row}]: expected a cache row of its own for the new tokens, "
+                f"got {index} like cache_batch_idx[{first[index]}]"
+            )
+
+
+def _check_pages(row, pages, begin, end, count):
+    for column in range(begin, end):
+        if not 0 <= pages[column] < count:
+            raise ValueError(
+                f"block_table[{row}, {column}]: expected 0 to {count - 1} (pages of k_cache), "
+                f"got {pages[column]}"
+            )

@@ -1,4 +1,4 @@
-"""The operators of the compiled library, each overload bound once, and their fake kernels.
+"""The operators of the compiled library, each overload bound once with its fake kernel.
 
 The only place that knows the operators' namespace and the library's file. Without a usable
 library ``load_error`` says why and every operator raises it.
@@ -6,16 +6,37 @@ library ``load_error`` says why and every operator raises it.
 
 import torch
 
-from . import _checks
+from . import _fakes
 from ._build import LIBRARY, PACKAGE_DIR
 
 _REBUILD = "Build and install it with `pip install .` in the source tree of flashattn_ext."
 
-# The arguments of both ops, in order; `fwd_out` has out and lse after them.
-_FWD_ARGUMENTS = [
+# The operators' arguments, in order.
+_FWD = [
     "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "max_seqlen_q", "max_seqlen_k",
     "softmax_scale", "window_left", "window_right", "softcap", "alibi_slopes", "sinks",
 ]  # fmt: skip
+_SPLITKV = [
+    "q", "k_cache", "v_cache", "cache_seqlens", "cache_seqlen", "block_table", "cu_seqlens_q",
+    "max_seqlen_q", "cache_batch_idx", "cache_leftpad", "softmax_scale", "window_left",
+    "window_right", "softcap", "alibi_slopes", "sinks", "num_splits", "split_size",
+]  # fmt: skip
+_APPEND = ["k_new", "v_new", "rotary_cos", "rotary_sin", "rotary_interleaved"]
+_RESULTS = ["out", "lse"]
+_ARGUMENTS = {
+    "fwd": _FWD,
+    "fwd_out": _FWD + _RESULTS,
+    "fwd_splitkv": _SPLITKV,
+    "fwd_splitkv_out": _SPLITKV + _RESULTS,
+    "fwd_splitkv_append": _SPLITKV + _APPEND,
+    "fwd_splitkv_append_out": _SPLITKV + _APPEND + _RESULTS,
+    "combine": ["out_partial", "lse_partial", "out_dtype"],
+    "combine_out": ["out_partial", "lse_partial"] + _RESULTS,
+}
+
+
+def _bind(name):
+    return getattr(torch.ops.flashattn_ext, name).default
 
 
 def _load() -> str:
@@ -30,49 +51,41 @@ def _load() -> str:
         return f"flashattn_ext is not built: {LIBRARY} does not exist. {_REBUILD}"
     try:
         torch.ops.load_library(str(LIBRARY))
-        schema = torch.ops.flashattn_ext.fwd.default._schema
+        _bind("fwd")
     except (OSError, RuntimeError, AttributeError) as error:
         return (
             f"{LIBRARY} does not load with torch {torch.__version__} "
             f"({error.__cause__ or error}): flashattn_ext "
             f"needs torch 2.10 or newer. {_REBUILD}"
         )
-    if [argument.name for argument in schema.arguments] != _FWD_ARGUMENTS:
+    if not all(_has_arguments(name, names) for name, names in _ARGUMENTS.items()):
         return f"{LIBRARY} belongs to another version of flashattn_ext's Python code. {_REBUILD}"
     return ""
+
+
+def _has_arguments(name, names) -> bool:
+    if not hasattr(torch.ops.flashattn_ext, name):
+        return False
+    return [argument.name for argument in _bind(name)._schema.arguments] == names
 
 
 def _unavailable(*_args, **_kwargs):
     raise RuntimeError(load_error)
 
 
-def _fake_fwd(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, max_seqlen_q, max_seqlen_k,
-    softmax_scale, window_left, window_right, softcap, alibi_slopes, sinks,
-):  # fmt: skip
-    _checks.check_op(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, softmax_scale, window_left, window_right,
-        softcap, alibi_slopes, sinks, None, None,
-    )  # fmt: skip
-    lse = q.new_empty(_checks.lse_shape(q), dtype=torch.float32)
-    return q.new_empty(q.shape), lse
-
-
-def _fake_fwd_out(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, max_seqlen_q, max_seqlen_k,
-    softmax_scale, window_left, window_right, softcap, alibi_slopes, sinks, out, lse,
-):  # fmt: skip
-    _checks.check_op(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, softmax_scale, window_left, window_right,
-        softcap, alibi_slopes, sinks, out, lse,
-    )  # fmt: skip
+def _operator(name):
+    if load_error:
+        return _unavailable
+    torch.library.register_fake(f"flashattn_ext::{name}", getattr(_fakes, name))
+    return _bind(name)
 
 
 load_error = _load()
-if load_error:
-    fwd = fwd_out = _unavailable
-else:
-    fwd = torch.ops.flashattn_ext.fwd.default
-    fwd_out = torch.ops.flashattn_ext.fwd_out.default
-    torch.library.register_fake("flashattn_ext::fwd", _fake_fwd)
-    torch.library.register_fake("flashattn_ext::fwd_out", _fake_fwd_out)
+fwd = _operator("fwd")
+fwd_out = _operator("fwd_out")
+fwd_splitkv = _operator("fwd_splitkv")
+fwd_splitkv_out = _operator("fwd_splitkv_out")
+fwd_splitkv_append = _operator("fwd_splitkv_append")
+fwd_splitkv_append_out = _operator("fwd_splitkv_append_out")
+combine = _operator("combine")
+combine_out = _operator("combine_out")

@@ -64,17 +64,41 @@ def check_tensor(name, tensor, q, dtypes, shapes):
         raise ValueError(f"{name}: expected stride 1 in the last dim, got {tuple(tensor.stride())}")
 
 
-def check_out(out, q, k, v):
+def check_lengths(name, tensor, batch, device):
+    """One number for each sequence."""
+    if (
+        type(tensor) is Tensor
+        and tensor.dtype is torch.int32
+        and tensor.shape == (batch,)
+        and tensor.device == device
+        and tensor.is_contiguous()
+    ):
+        return
+    check_metadata(name, tensor, device)
+    if tensor.shape[0] != batch:
+        raise ValueError(f"{name}: expected shape ({batch},), got ({tensor.shape[0]},)")
+
+
+def check_out(out, q, inputs):
+    """A result of q's shape in memory of its own; ``inputs`` are pairs of a name and a tensor."""
     check_tensor("out", out, q, (q.dtype,), (tuple(q.shape),))
     check_layout("out", out, out.element_size(), out.shape[-1] % 8 == 0)
-    for size, stride in zip(out.shape, out.stride()):
+    check_written("out", out, inputs)
+
+
+def check_written(name, tensor, others):
+    """Every element of ``tensor`` has a place of its own."""
+    strides = tensor.stride()
+    for size, stride in zip(tensor.shape, strides) if 0 in strides else ():
         if stride == 0 and size > 1:
-            raise ValueError(f"out: expected no expanded dim, got strides {tuple(out.stride())}")
-    if type(out) is not Tensor or out.is_meta or is_dynamo_compiling():
+            raise ValueError(f"{name}: expected no expanded dim, got strides {tuple(strides)}")
+    if type(tensor) is not Tensor or tensor.is_meta or is_dynamo_compiling():
         return  # no memory yet
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if type(tensor) is Tensor and _overlap(out, tensor):
-            raise ValueError(f"out: expected memory of its own, got memory that overlaps {name}")
+    for other_name, other in others:
+        if type(other) is Tensor and _overlap(tensor, other):
+            raise ValueError(
+                f"{name}: expected memory of its own, got memory that overlaps {other_name}"
+            )
 
 
 def _overlap(a, b):

@@ -1,4 +1,4 @@
-"""The public functions. Every check of their arguments is in _checks.py."""
+"""`flash_fwd`, and `supports` for it. Every check of their arguments is in _checks.py."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from . import _checks, _ops
+from ._operand_checks import lse_shape
+from ._score_checks import OPEN_WINDOW
 
 
 def flash_fwd(
@@ -21,7 +23,7 @@ def flash_fwd(
     seqused_k: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _checks.OPEN_WINDOW,
+    window_size: tuple[int, int] = OPEN_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
@@ -103,7 +105,7 @@ def flash_fwd(
 
     lse = None
     if return_lse:
-        lse = torch.empty(_checks.lse_shape(q), dtype=torch.float32, device=q.device)
+        lse = torch.empty(lse_shape(q), dtype=torch.float32, device=q.device)
     if head_dim % 8:
         # Starts as a copy of out, so that rows which are no query's come back unchanged.
         padded = pad(out, missing)
@@ -126,7 +128,7 @@ def supports(
     seqused_k: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _checks.OPEN_WINDOW,
+    window_size: tuple[int, int] = OPEN_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,

@@ -19,6 +19,18 @@ namespace flashattn::cpu {
 // threads, nor on which other sequences share the batch.
 void flash_fwd(FlashFwdParams const& params);
 
+// The same over a cache, after appending new tokens to it. Scratch memory is allocated inside; the
+// workspace of the parameters is not used. Rows whose work is not split, or split in parts of a
+// fixed size, have bits that do not depend on the batch, the capacity or the layout of the pages.
+void flash_splitkv_fwd(FlashSplitkvParams const& params);
+
+// Merges partial results in ascending order.
+void flash_combine(FlashCombineParams const& params);
+
+// The first step of flash_splitkv_fwd: writes the new keys and values into the cache, and the
+// rotated queries to `rotated_q` (query rows, heads, head_dim) unless that is null.
+void append_kv(FlashSplitkvParams const& params, void* rotated_q);
+
 // The instruction set in use: "avx512bf16", "avx512", "avx2" or "baseline". The best that the
 // machine has, unless FLASHATTN_EXT_CPU_SIMD in the environment names another one; Unsupported when
 // the machine lacks that.

@@ -5,31 +5,18 @@
 #include "cpu/cpu.h"
 #include "cpu/query_tile.h"
 #include "cpu/thread_pool.h"
+#include "cpu/tiling.h"
 
 namespace flashattn::cpu {
 namespace {
-
-// Rows of a tile. Packing a block of keys costs about as much as 4 rows' arithmetic, so more rows
-// gain little, and the rows' queries and sums should stay in the L2 cache.
-constexpr int kTileRows = 252;
-constexpr int kSmallTileRows = 96;  // when there would be too few tiles to share out evenly
-static_assert(kTileRows <= RowMap::kMaxRows);
-
-// Below this many multiply-adds a thread costs more to wake than it saves (about 20 us).
-constexpr int64_t kWorkPerThread = int64_t(1) << 21;
 
 int64_t multiply_adds(FlashFwdParams const& p) {
   bool const packed_q = p.lengths.cu_seqlens_q != nullptr;
   bool const packed_k = p.lengths.cu_seqlens_k != nullptr;
   int64_t const rows = packed_q ? p.lengths.total_q : int64_t(p.shape.batch) * p.shape.seqlen_q;
   int64_t const keys = packed_k ? p.lengths.total_k / p.shape.batch : p.shape.seqlen_k;
-  int64_t const packing = int64_t(p.shape.batch) * p.shape.heads_kv * 4;
+  int64_t const packing = int64_t(p.shape.batch) * p.shape.heads_kv * kPackingRows;
   return (rows * p.shape.heads + packing) * keys * p.shape.head_dim;
-}
-
-int useful_threads(FlashFwdParams const& p) {
-  return static_cast<int>(
-      std::clamp<int64_t>(multiply_adds(p) / kWorkPerThread, 1, num_threads()));
 }
 
 // The query heads of a key/value head share a tile, and with it the packed keys and values.
@@ -52,7 +39,7 @@ void flash_fwd(FlashFwdParams const& params) { flash_fwd(params, chosen_variant(
 void flash_fwd(FlashFwdParams const& params, Variant const& variant) {
   Shape const& shape = params.shape;
   if (shape.batch == 0 || shape.heads == 0 || shape.heads_kv == 0) { return; }
-  int const threads = useful_threads(params);
+  int const threads = useful_threads(multiply_adds(params));
   RowMap const rows = row_map(shape);
   Call const call{
       .params = params,

@@ -61,9 +61,10 @@ struct Kernels {
 
   // One row of Q into its column of RowGroup::q.
   void (*pack_query_row)(void const* row, int head_dim, Word* q);
-  // Keys past `keys` become 0, up to a whole panel; so do columns of V past head_dim.
-  void (*pack_keys)(void const* k, int64_t row_stride, int keys, int head_dim, Word* packed);
-  void (*pack_values)(void const* v, int64_t row_stride, int keys, int head_dim, Word* packed);
+  // The rows of `keys` keys. Null rows become 0; so do keys past `keys`, up to a whole panel, and
+  // columns of V past head_dim.
+  void (*pack_keys)(void const* const* rows, int keys, int head_dim, Word* packed);
+  void (*pack_values)(void const* const* rows, int keys, int head_dim, Word* packed);
 
   // Adds the keys of panels [begin, end) of the block to a row group. Panels are counted from the
   // start of the sequence; the clean ones need no mask.
@@ -86,8 +87,9 @@ std::vector<Variant> const& variants();
 // The one in use.
 Variant const& chosen_variant();
 
-// flash_fwd of cpu.h with an instruction set of the caller's choice: the tests run all of them.
+// Those of cpu.h with an instruction set of the caller's choice: the tests run all of them.
 void flash_fwd(FlashFwdParams const& params, Variant const& variant);
+void flash_splitkv_fwd(FlashSplitkvParams const& params, Variant const& variant);
 
 namespace avx512bf16 { Kernels const& kernels(DType dtype); }
 namespace avx512 { Kernels const& kernels(DType dtype); }

@@ -1,4 +1,5 @@
-// Ends a query tile: normalises the accumulator and writes out and lse.
+// Ends a query tile: normalises the accumulator and writes out and lse, or, for one of several splits,
+// their fp32 parts.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -20,55 +21,164 @@ CUTE_DEVICE float load_sink(Score const& score, int head) {
   }
 }
 
+// The parts of one split: out (rows, head dim) and lse (rows), rows in the order of lse. Null when the
+// result is final.
+struct PartialOutput {
+  float* out = nullptr;
+  float* lse = nullptr;
+};
+
 template <class Traits>
-struct Epilogue {
+class Epilogue {
+ public:
   using Element = typename Traits::Element;
-  FlashFwdParams const& params;
-  QueryTile const& tile;
+  using TiledMma = typename Traits::TiledMmaPv;
+
+  CUTE_DEVICE Epilogue(FlashFwdParams const& params, QueryTile const& tile, PartialOutput partial, bool sink)
+      : params_(params), tile_(tile), partial_(partial), sink_(sink) {}
 
   template <class Acc, class Softmax>
-  CUTE_DEVICE void finish(Acc& acc, Softmax const& softmax) const {
+  CUTE_DEVICE void store(Acc& acc, Softmax& softmax, typename Traits::SharedStorage& smem) const {
+    normalise(acc, softmax, smem);
+    if constexpr (Traits::kKeyWarps > 1) {
+      store_sum_of_warps(acc, smem);
+    } else if (partial_.out != nullptr) {
+      store_partial(acc);
+    } else {
+      store_rounded(acc, smem.q);
+    }
+  }
+
+  // A split without keys writes its lse alone: the merge does not look at its out.
+  CUTE_DEVICE void store_empty_part() const {
+    for (int row = threadIdx.x; row < Traits::kBlockM; row += Traits::kThreads) {
+      if (tile_.has_row(row)) { store_lse(row, -kInfinity); }
+    }
+  }
+
+ private:
+  CUTE_DEVICE static auto coordinates() {
     using namespace cute;
-    Tensor const identity = make_identity_tensor(cute::Shape<typename Traits::BlockM, typename Traits::HeadDim>{});
-    Tensor const coords =
-        row_column_view(typename Traits::TiledMma{}.get_thread_slice(threadIdx.x).partition_C(identity));
+    Tensor const identity =
+        make_identity_tensor(cute::Shape<typename Traits::BlockM, typename Traits::HeadDim>{});
+    return row_column_view(TiledMma{}.get_thread_slice(threadIdx.x).partition_C(identity));
+  }
+
+  // After this the warps that share rows hold parts whose plain sum is the result.
+  template <class Acc, class Softmax>
+  CUTE_DEVICE void normalise(Acc& acc, Softmax& softmax, typename Traits::SharedStorage& smem) const {
+    using namespace cute;
+    if constexpr (Traits::kKeyWarps > 1) { softmax.join_warps(smem.warp_states, coordinates()); }
+    auto const coords = coordinates();
     Tensor out = row_column_view(acc);
     CUTE_UNROLL
     for (int i = 0; i < size<0>(out); ++i) {
       int const row = get<0>(coords(i, 0));
-      float const sink = tile.has_row(row) ? load_sink(params.score, tile.head(row)) : -kInfinity;
+      float const sink = sink_ && tile_.has_row(row) ? load_sink(params_.score, tile_.head(row)) : -kInfinity;
       SoftmaxResult const result = softmax.finish(i, sink);
       CUTE_UNROLL
       for (int col = 0; col < size<1>(out); ++col) { out(i, col) *= result.factor; }
-      // The four threads of a quad hold the same row; the one with column 0 writes.
-      if (get<1>(coords(i, 0)) == 0 && tile.has_row(row)) { store_lse(row, result.lse); }
+      // All threads of a row know the result; the one with column 0 in the first key warp writes.
+      bool const first = Traits::kKeyWarps == 1 || threadIdx.x < 32;
+      if (first && get<1>(coords(i, 0)) == 0 && tile_.has_row(row)) { store_lse(row, result.lse); }
     }
+  }
+
+  CUTE_DEVICE int64_t lse_index(int row) const {
+    return lse_offset(params_.shape, params_.lengths, tile_.seq, tile_.head(row)) + tile_.token(row);
+  }
+
+  CUTE_DEVICE void store_lse(int row, float lse) const {
+    float* const target = partial_.lse != nullptr ? partial_.lse : params_.lse;
+    if (target != nullptr) { target[lse_index(row)] = lse; }
+  }
+
+  CUTE_DEVICE float* partial_row(int row) const {
+    return partial_.out + lse_index(row) * params_.shape.head_dim;
   }
 
   // Through shared memory, where Q was, so that global memory is written in whole lines.
   template <class Acc>
-  CUTE_DEVICE void store_out(Acc const& acc, Element* smem) const {
+  CUTE_DEVICE void store_rounded(Acc const& acc, Element* smem) const {
     using namespace cute;
-    typename Traits::TiledMma const mma;
     Tensor const rounded = convert<Element>(acc);
     Tensor const sO = make_tensor(make_smem_ptr(smem), typename Traits::SmemLayoutQ{});
     auto const copy_o =
-        make_tiled_copy_C(Copy_Atom<AutoVectorizingCopyWithAssumedAlignment<128>, Element>{}, mma);
+        make_tiled_copy_C(Copy_Atom<AutoVectorizingCopyWithAssumedAlignment<128>, Element>{}, TiledMma{});
     auto const thread_copy_o = copy_o.get_thread_slice(threadIdx.x);
     copy(copy_o, thread_copy_o.retile_S(rounded), thread_copy_o.partition_D(sO));
     __syncthreads();
 
-    Element* const base = static_cast<Element*>(params.out.data);
+    Element* const base = static_cast<Element*>(params_.out.data);
     TileCopy<Traits, Traits::kBlockM>{}.store(
-        smem, params.shape.head_dim, [&](int row) { return base + tile.offset(params.out, row); },
-        [&](int row) { return tile.has_row(row); });
+        smem, params_.shape.head_dim, [&](int row) { return base + tile_.offset(params_.out, row); },
+        [&](int row) { return tile_.has_row(row); });
   }
 
- private:
-  CUTE_DEVICE void store_lse(int row, float lse) const {
-    if (params.lse == nullptr) { return; }
-    params.lse[lse_offset(params.shape, params.lengths, tile.seq, tile.head(row)) + tile.token(row)] = lse;
+  // A thread's two neighbouring columns; the four threads of a row fill a 32-byte sector.
+  template <class Acc>
+  CUTE_DEVICE void store_partial(Acc const& acc) const {
+    using namespace cute;
+    auto const coords = coordinates();
+    Tensor const out = row_column_view(acc);
+    CUTE_UNROLL
+    for (int i = 0; i < size<0>(out); ++i) {
+      int const row = get<0>(coords(i, 0));
+      if (!tile_.has_row(row)) { continue; }
+      float* const target = partial_row(row);
+      CUTE_UNROLL
+      for (int col = 0; col < size<1>(out); col += 2) {
+        int const column = get<1>(coords(i, col));
+        if (column < params_.shape.head_dim) {
+          *reinterpret_cast<float2*>(target + column) = make_float2(out(i, col), out(i, col + 1));
+        }
+      }
+    }
   }
+
+  // In the order of the warps, so that the same call gives the same bits.
+  template <class Acc>
+  CUTE_DEVICE void store_sum_of_warps(Acc const& acc, typename Traits::SharedStorage& smem) const {
+    using namespace cute;
+    constexpr int kHeadDim = Traits::kHeadDim, kTile = Traits::kBlockM * kHeadDim;
+    float* const parts = smem.warp_parts();
+    auto const coords = coordinates();
+    Tensor const out = row_column_view(acc);
+    CUTE_UNROLL
+    for (int i = 0; i < size<0>(out); ++i) {
+      CUTE_UNROLL
+      for (int col = 0; col < size<1>(out); col += 2) {
+        int const at = get<0>(coords(i, col)) * kHeadDim + get<1>(coords(i, col));
+        *reinterpret_cast<float2*>(parts + threadIdx.x / 32 * kTile + at) =
+            make_float2(out(i, col), out(i, col + 1));
+      }
+    }
+    __syncthreads();
+    Element* const base = static_cast<Element*>(params_.out.data);
+    for (int at = threadIdx.x * 4; at < kTile; at += Traits::kThreads * 4) {
+      int const row = at / kHeadDim, column = at % kHeadDim;
+      if (!tile_.has_row(row) || column >= params_.shape.head_dim) { continue; }
+      cutlass::Array<float, 4> sum;
+      sum.clear();
+      CUTE_UNROLL
+      for (int warp = 0; warp < Traits::kKeyWarps; ++warp) {
+        float4 const part = *reinterpret_cast<float4 const*>(parts + warp * kTile + at);
+        sum[0] += part.x, sum[1] += part.y, sum[2] += part.z, sum[3] += part.w;
+      }
+      if (partial_.out != nullptr) {
+        *reinterpret_cast<float4*>(partial_row(row) + column) = make_float4(sum[0], sum[1], sum[2], sum[3]);
+      } else {
+        auto const rounded = cutlass::NumericArrayConverter<Element, float, 4>{}(sum);
+        *reinterpret_cast<uint2*>(base + tile_.offset(params_.out, row) + column) =
+            reinterpret_cast<uint2 const&>(rounded);
+      }
+    }
+  }
+
+  FlashFwdParams const& params_;
+  QueryTile const& tile_;
+  PartialOutput const partial_;
+  bool const sink_;  // of several splits only the first one has it
 };
 
 }  // namespace flashattn::sm80

@@ -16,10 +16,11 @@ template <class Traits>
 class Mainloop {
  public:
   using Element = typename Traits::Element;
-  using TiledMma = typename Traits::TiledMma;
+  using TiledMmaQk = typename Traits::TiledMmaQk;
+  using TiledMmaPv = typename Traits::TiledMmaPv;
   using Accumulator = decltype(cute::partition_fragment_C(
-      TiledMma{}, cute::Shape<typename Traits::BlockM, typename Traits::HeadDim>{}));
-  using QueryFragment = decltype(TiledMma{}.get_thread_slice(0).partition_fragment_A(
+      TiledMmaPv{}, cute::Shape<typename Traits::BlockM, typename Traits::HeadDim>{}));
+  using QueryFragment = decltype(TiledMmaQk{}.get_thread_slice(0).partition_fragment_A(
       cute::make_tensor(cute::make_smem_ptr(static_cast<Element*>(nullptr)),
                         typename Traits::SmemLayoutQ{})));  // (MMA, MMA_M, MMA_K)
   static constexpr int kRows = 2 * decltype(cute::size<1>(Accumulator{}))::value;  // of a thread
@@ -33,7 +34,7 @@ class Mainloop {
   // they are loaded in the order K₀ V₀ K₁ V₁ ..., one cp.async group each. So at every wait the
   // same number of younger groups may still be in flight. The caller has issued the copies of Q.
   template <KvSource<Element> Source>
-  CUTE_DEVICE void run(Source const& source, BlockRange const& blocks) {
+  CUTE_DEVICE void run(Source& source, BlockRange const& blocks) {
     int const count = blocks.count();
     auto const load_k = [&](int i) {
       if (i < count) { source.load_k(blocks.end - 1 - i, smem_.k[i % Traits::kStages]); }
@@ -63,7 +64,7 @@ class Mainloop {
       wait_for_oldest();  // K of this block is here, and nobody reads V of the previous one
       load_v(i + Traits::kStages - 1);
       auto scores = multiply_qk(smem_.k[stage]);
-      if (!blocks.is_clean(block)) { edit(scores, block * Traits::kBlockN); }
+      if (!blocks.is_clean(block) || source.has_holes()) { edit(source, scores, block * Traits::kBlockN); }
       wait_for_oldest();  // V of this block is here, and nobody reads K any more
       load_k(i + Traits::kStages);
       accumulate_pv(scores, smem_.v[stage]);
@@ -73,13 +74,13 @@ class Mainloop {
   }
 
   CUTE_DEVICE Accumulator& acc() { return acc_; }
-  CUTE_DEVICE RowSoftmax<kRows> const& softmax() const { return softmax_; }
+  CUTE_DEVICE RowSoftmax<kRows>& softmax() { return softmax_; }
 
  private:
   CUTE_DEVICE void fetch_q(int slice) {
     using namespace cute;
     Tensor const sQ = make_tensor(make_smem_ptr(smem_.q), typename Traits::SmemLayoutQ{});
-    auto const copy_q = make_tiled_copy_A(typename Traits::LoadMatrix{}, TiledMma{});
+    auto const copy_q = make_tiled_copy_A(typename Traits::LoadMatrix{}, TiledMmaQk{});
     auto const thread_copy_q = copy_q.get_thread_slice(threadIdx.x);
     Tensor const tSsQ = thread_copy_q.partition_S(sQ);
     Tensor to_q = thread_copy_q.retile_D(q_);
@@ -88,7 +89,7 @@ class Mainloop {
 
   CUTE_DEVICE auto multiply_qk(Element const* k) {
     using namespace cute;
-    TiledMma const mma;
+    TiledMmaQk const mma;
     auto const thread_mma = mma.get_thread_slice(threadIdx.x);
     Tensor const sK = make_tensor(make_smem_ptr(k), typename Traits::SmemLayoutKv{});
     Tensor tSrK = thread_mma.partition_fragment_B(sK);  // (MMA, MMA_N, MMA_K)
@@ -106,13 +107,17 @@ class Mainloop {
     return scores;
   }
 
-  template <class Scores>
-  CUTE_DEVICE void edit(Scores& scores, int first_key) const {
+  template <class Source, class Scores>
+  CUTE_DEVICE void edit(Source const& source, Scores& scores, int first_key) const {
     using namespace cute;
     Tensor const tile = make_identity_tensor(cute::Shape<typename Traits::BlockM, typename Traits::BlockN>{});
-    Tensor const coords = TiledMma{}.get_thread_slice(threadIdx.x).partition_C(tile);
+    Tensor const coords = TiledMmaQk{}.get_thread_slice(threadIdx.x).partition_C(tile);
     Tensor view = row_column_view(scores);
-    editor_.edit(view, row_column_view(coords), first_key);
+    Tensor const coords_view = row_column_view(coords);
+    editor_.edit(view, coords_view, first_key);
+    if (source.has_holes()) {
+      editor_.mask_keys(view, coords_view, [&](int key) { return source.is_key(first_key + key); });
+    }
   }
 
   template <class Scores>
@@ -122,7 +127,7 @@ class Mainloop {
     Tensor acc_view = row_column_view(acc_);
     softmax_.update(scores_view, acc_view);
 
-    TiledMma const mma;
+    TiledMmaPv const mma;
     auto const thread_mma = mma.get_thread_slice(threadIdx.x);
     Tensor const probabilities = convert<Element>(scores);
     Tensor const tOrP = make_tensor(probabilities.data(), a_operand_layout(probabilities.layout()));

@@ -15,8 +15,8 @@ struct QueryTile {
   int tokens;      // of the tile that exist
   int first_head;  // query head of row 0
 
-  FA_HD QueryTile(FlashFwdParams const& params, ForwardPlan const& plan, WorkTile const& work)
-      : seq(sequence_info(params.shape, params.lengths, work.batch)),
+  FA_HD QueryTile(SequenceInfo const& sequence, ForwardPlan const& plan, WorkTile const& work)
+      : seq(sequence),
         row_map(plan.row_map),
         first_head(work.head * plan.row_map.pack()) {
     // The tile may lie outside of its sequence (work_tile.h); compared as unsigned numbers so that

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cute/tensor.hpp>
+#include <type_traits>
 
 #include "core/online_softmax.h"
 
@@ -27,6 +28,7 @@ class RowSoftmax {
     for (int row = 0; row < kRows; ++row) {
       maximum_[row] = -kInfinity;
       sum_[row] = 0.f;
+      own_factor_[row] = 1.f;
     }
   }
 
@@ -49,9 +51,39 @@ class RowSoftmax {
     for (int row = 0; row < kRows; ++row) { sum_[row] += exponentiate(scores, row); }
   }
 
-  // Once, after the last block. `sink` as in finish_softmax.
+  // Once, after the last block. `sink` as in finish_softmax. After join_warps, `factor` takes a
+  // warp's own accumulator to its part of out.
   CUTE_DEVICE SoftmaxResult finish(int row, float sink) const {
-    return finish_softmax(maximum_[row], quad_sum(sum_[row]), exponent_scale_, sink);
+    SoftmaxResult result = finish_softmax(maximum_[row], quad_sum(sum_[row]), exponent_scale_, sink);
+    result.factor *= own_factor_[row];
+    return result;
+  }
+
+  // For warps that hold the same rows and different keys: gives each the state of all keys.
+  // `coords` are the coordinates of the accumulator, states (warp, row) lie in shared memory.
+  template <class States, class Coords>
+  CUTE_DEVICE void join_warps(States& states, Coords const& coords) {
+    constexpr int kWarps = std::extent_v<States, 0>;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      float const sum = quad_sum(sum_[i]);
+      if (threadIdx.x % 4 == 0) { states[threadIdx.x / 32][cute::get<0>(coords(i, 0))] = {maximum_[i], sum}; }
+    }
+    __syncthreads();
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      int const row = cute::get<0>(coords(i, 0));
+      float const own_maximum = maximum_[i];
+      CUTE_UNROLL
+      for (int warp = 0; warp < kWarps; ++warp) { maximum_[i] = fmaxf(maximum_[i], states[warp][row].maximum); }
+      float sum = 0.f;
+      CUTE_UNROLL
+      for (int warp = 0; warp < kWarps; ++warp) {
+        sum += states[warp][row].sum * rescale_factor(states[warp][row].maximum, maximum_[i], scale_log2_);
+      }
+      sum_[i] = threadIdx.x % 4 == 0 ? sum : 0.f;  // finish() adds up the quad
+      own_factor_[i] = rescale_factor(own_maximum, maximum_[i], scale_log2_);
+    }
   }
 
  private:
@@ -88,7 +120,8 @@ class RowSoftmax {
   float const exponent_scale_;
   float const scale_log2_;
   float maximum_[kRows];
-  float sum_[kRows];  // of this thread's columns
+  float sum_[kRows];         // of this thread's columns
+  float own_factor_[kRows];  // from this warp's maximum to that of all warps of the row
 };
 
 }  // namespace flashattn::sm80

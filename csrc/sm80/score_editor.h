@@ -42,6 +42,17 @@ class ScoreEditor {
     }
   }
 
+  // Hides the keys of the tile for which is_key(column) is false.
+  template <class Scores, class Coords, class IsKey>
+  CUTE_DEVICE void mask_keys(Scores& scores, Coords const& coords, IsKey is_key) const {
+    CUTE_UNROLL
+    for (int col = 0; col < cute::size<1>(scores); ++col) {
+      if (is_key(cute::get<1>(coords(0, col)))) { continue; }
+      CUTE_UNROLL
+      for (int row = 0; row < cute::size<0>(scores); ++row) { scores(row, col) = -kInfinity; }
+    }
+  }
+
  private:
   template <class Scores, class Coords>
   CUTE_DEVICE void modify(Scores& scores, Coords const& coords, int first_key) const {

@@ -3,6 +3,8 @@
 
 #include <cute/tensor.hpp>
 
+#include "sm80/query_tile.h"
+
 namespace flashattn::sm80 {
 
 // Which 16-byte pieces of a tile this thread moves. Neighbouring threads take neighbouring pieces of
@@ -58,5 +60,14 @@ struct TileCopy {
     });
   }
 };
+
+template <class Traits>
+CUTE_DEVICE void load_queries(FlashFwdParams const& params, QueryTile const& tile,
+                              typename Traits::Element* smem) {
+  auto const* const q = static_cast<typename Traits::Element const*>(params.q.data);
+  TileCopy<Traits, Traits::kBlockM>{}.load_async(
+      smem, params.shape.head_dim, [&](int row) { return q + tile.offset(params.q, row); },
+      [&](int row) { return tile.has_row(row); });
+}
 
 }  // namespace flashattn::sm80

@@ -24,11 +24,11 @@ struct ElementTypes<DType::kBFloat16> {
   using MmaAtom = cute::MMA_Atom<cute::SM80_16x8x16_F32BF16BF16F32_TN>;
 };
 
-template <DType kDType, int kHeadDim_, int kArch>
+template <DType kDType, int kHeadDim_, int kArch, Role kRole>
 struct ForwardTraits {
   using Element = typename ElementTypes<kDType>::Element;
 
-  static constexpr TileShape kTile = tile_shape(kArch, kHeadDim_);
+  static constexpr TileShape kTile = tile_shape(kArch, kRole, kHeadDim_);
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kBlockM = kTile.m;
   static constexpr int kBlockN = kTile.n;
@@ -39,11 +39,24 @@ struct ForwardTraits {
   using BlockM = cute::Int<kBlockM>;
   using BlockN = cute::Int<kBlockN>;
 
-  // Warps split the rows. 16 keys at a time, so that the accumulator of Q·Kᵀ has the layout of the
-  // A operand of P·V.
-  using TiledMma = cute::TiledMMA<typename ElementTypes<kDType>::MmaAtom,
-                                  cute::Layout<cute::Shape<cute::Int<kTile.warps>, cute::_1, cute::_1>>,
-                                  cute::Tile<cute::Int<16 * kTile.warps>, cute::_16, cute::_16>>;
+  // Warps split the rows of both products. Warps that share rows split the keys: of Q·Kᵀ these are
+  // columns, of P·V they are the depth, so each warp ends with a part of out. A warp takes 16
+  // neighbouring keys at a time, two n8 tiles, which makes its accumulator of Q·Kᵀ the A operand of
+  // its P·V.
+  static constexpr int kKeyWarps = kTile.key_warps;
+  static constexpr int kRowWarps = kTile.warps / kKeyWarps;
+  using MmaAtom = typename ElementTypes<kDType>::MmaAtom;
+  using RowsOfWarps = cute::Int<16 * kRowWarps>;
+  using KeysOfWarps = cute::Int<16 * kKeyWarps>;
+  using KeyOrder = cute::Layout<cute::Shape<cute::_8, cute::Int<kKeyWarps>, cute::_2>,
+                                cute::Stride<cute::_1, cute::_16, cute::_8>>;
+  using TiledMmaQk =
+      cute::TiledMMA<MmaAtom, cute::Layout<cute::Shape<cute::Int<kRowWarps>, cute::Int<kKeyWarps>, cute::_1>>,
+                     cute::Tile<RowsOfWarps, KeyOrder, cute::_16>>;
+  using TiledMmaPv =
+      cute::TiledMMA<MmaAtom, cute::Layout<cute::Shape<cute::Int<kRowWarps>, cute::_1, cute::Int<kKeyWarps>>>,
+                     cute::Tile<RowsOfWarps, cute::_16, KeysOfWarps>>;
+  static_assert(kBlockM % (16 * kRowWarps) == 0 && kBlockN % (16 * kKeyWarps) == 0);
 
   // A tile lies in shared memory as column blocks of one or half a 128-byte line. The swizzle
   // spreads the 8 rows that one ldmatrix phase reads over all 32 banks.
@@ -60,12 +73,26 @@ struct ForwardTraits {
   using LoadMatrix = cute::Copy_Atom<cute::SM75_U32x4_LDSM_N, Element>;
   using LoadMatrixTransposed = cute::Copy_Atom<cute::SM75_U16x8_LDSM_T, Element>;
 
+  // The state of a row's softmax in each of the warps that share it.
+  struct WarpState {
+    float maximum;
+    float sum;
+  };
+
   struct SharedStorage {
     alignas(128) Element q[kBlockM * kHeadDim];  // the output, once the main loop is done
     alignas(128) Element k[kStages][kBlockN * kHeadDim];
     alignas(128) Element v[kStages][kBlockN * kHeadDim];
+    WarpState warp_states[kKeyWarps > 1 ? kKeyWarps : 1][kKeyWarps > 1 ? kBlockM : 1];
+    int holes;  // see CacheKv
+
+    // Accumulators (warp, row, column) of the warps that share rows, where keys and values were.
+    CUTE_DEVICE float* warp_parts() {
+      static_assert(kKeyWarps == 1 || sizeof(float) * kKeyWarps * kBlockM * kHeadDim <= sizeof(k) + sizeof(v));
+      return reinterpret_cast<float*>(k);
+    }
   };
-  static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim));
+  static_assert(sizeof(SharedStorage) <= smem_bytes(kTile, kHeadDim));
   static_assert(sizeof(SharedStorage) <= smem_limit(kArch));
 };
 

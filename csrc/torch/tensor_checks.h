@@ -100,11 +100,12 @@ inline int64_t stride_or_zero(Tensor const& tensor, int64_t dim) {
   return tensor.size(dim) > 1 ? tensor.stride(dim) : 0;
 }
 
+// `batch_dim` is where a dense operand has its batch; in a packed one the rows are there.
 template <class Pointer>
-Strided<Pointer> strided(Tensor const& tensor, Pointer data) {
+Strided<Pointer> strided(Tensor const& tensor, Pointer data, int64_t batch_dim = 0) {
   int64_t const row = tensor.dim() - 3;
   return {.data = data,
-          .batch_stride = row == 0 ? 0 : stride_or_zero(tensor, 0),
+          .batch_stride = row == batch_dim ? 0 : stride_or_zero(tensor, batch_dim),
           .row_stride = stride_or_zero(tensor, row),
           .head_stride = stride_or_zero(tensor, row + 1)};
 }

@@ -6,79 +6,16 @@
 // keep it. Input allocations end with their last element, so that memcheck sees a read past it.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstdint>
 #include <limits>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "flashattn/flashattn.h"
-#include "gpu_reference.h"
+#include "gpu_results.h"
 
 namespace gpu {
 
-using flashattn::DType;
-
-inline void check(cudaError_t status, char const* what) {
-  if (status != cudaSuccess) {
-    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
-  }
-}
-
-template <class T>
-class DeviceVector {
- public:
-  DeviceVector() = default;
-  explicit DeviceVector(std::vector<T> const& host) : size_(host.size()) {
-    if (size_ == 0) { return; }
-    check(cudaMalloc(&data_, size_ * sizeof(T)), "cudaMalloc");
-    check(cudaMemcpy(data_, host.data(), size_ * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
-  }
-  DeviceVector(DeviceVector const&) = delete;
-  DeviceVector(DeviceVector&& other) noexcept { *this = std::move(other); }
-  DeviceVector& operator=(DeviceVector&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
-    return *this;
-  }
-  ~DeviceVector() { cudaFree(data_); }
-  T* data() const { return data_; }
-  std::vector<T> host() const {
-    std::vector<T> copy(size_);
-    if (size_ > 0) {
-      check(cudaMemcpy(copy.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost),
-            "cudaMemcpy");
-    }
-    return copy;
-  }
-
- private:
-  T* data_ = nullptr;
-  size_t size_ = 0;
-};
-
-inline uint16_t to_bits(DType dtype, float x) {
-  if (dtype == DType::kFloat16) { return __half_as_ushort(__float2half_rn(x)); }
-  return __bfloat16_as_ushort(__float2bfloat16_rn(x));
-}
-
-inline float from_bits(DType dtype, uint16_t bits) {
-  if (dtype == DType::kFloat16) { return __half2float(__ushort_as_half(bits)); }
-  return __bfloat162float(__ushort_as_bfloat16(bits));
-}
-
 enum class Sinks { kNone, kFloat32, kLikeQ };
-enum class Order {
-  kRowsFirst,
-  kHeadsFirst
-};  // (batch, row, head, dim), or a transposed view of it
 
 struct Case {
   DType dtype = DType::kBFloat16;
@@ -104,25 +41,19 @@ struct Case {
   float magnitude = 1.f;
 };
 
-// Positions of the elements of a (batches, rows, heads, dim) operand.
-struct Layout {
-  int batches, rows, heads, dim;
-  int64_t batch_stride, row_stride, head_stride;
+// Slopes and sinks.
+class ScoreOperands {
+ public:
+  ScoreOperands(Case const& c, std::mt19937& random);
+  void describe(flashattn::Score& score) const;
+  // All that the reference must know of a head but its rows, keys and values.
+  oracle::RowProblem row_problem(int batch, int head) const;
 
-  Layout(int batches_, int rows_, int heads_, int dim_, int gap, Order order)
-      : batches(batches_), rows(rows_), heads(heads_), dim(dim_) {
-    int64_t const inner = dim + gap;
-    bool const rows_first = order == Order::kRowsFirst;
-    row_stride = rows_first ? inner * heads : inner;
-    head_stride = rows_first ? inner : inner * rows;
-    batch_stride = inner * heads * rows;
-  }
-  int64_t at(int batch, int row, int head, int d) const {
-    return batch * batch_stride + row * row_stride + head * head_stride + d;
-  }
-  int64_t size() const {  // ends with the last element, not with its gap
-    return batches * rows * heads == 0 ? 0 : at(batches - 1, rows - 1, heads - 1, dim - 1) + 1;
-  }
+ private:
+  Case case_;
+  std::vector<float> slopes_host_, sinks_host_;
+  DeviceVector<float> slopes_, sinks_;
+  DeviceVector<uint16_t> sinks_like_q_;
 };
 
 class Problem {
@@ -130,10 +61,10 @@ class Problem {
   explicit Problem(Case const& c, unsigned seed = 1);
 
   void run(cudaStream_t stream = nullptr) { flashattn::run_flash_fwd(params_, stream); }
-  void check_result() const;  // against the reference, and the canaries
-  void check_canaries() const;
-  std::vector<uint16_t> out_bits() const { return out_.host(); }
-  std::vector<float> lse() const { return lse_.host(); }
+  void check_result();  // against the reference, and the canaries
+  void check_canaries() { results_.check_outside(); }
+  std::vector<uint16_t> out_bits() const { return results_.out_bits(); }
+  std::vector<float> lse() const { return results_.lse(); }
   flashattn::FlashFwdParams& params() { return params_; }
 
   // Other contents for the packed prefix sums; the reference does not know the rows they describe.
@@ -150,26 +81,36 @@ class Problem {
   std::vector<std::vector<float>> rows_of(Operand const& operand, bool packed,
                                           std::vector<int> const& lengths, int batch,
                                           int head) const;
-  oracle::RowProblem row_problem(int batch, int head) const;
-  void check_rows(int batch, int head, std::vector<uint16_t> const& out,
-                  std::vector<float> const& lse, std::vector<char>& out_written,
-                  std::vector<char>& lse_written) const;
   void fill_params();
   int batch() const { return static_cast<int>(case_.len_q.size()); }
-  int64_t lse_index(int batch, int head, int row) const;
 
   Case case_;
   std::mt19937 random_;
   Operand q_, k_, v_;
-  Layout out_layout_;
-  DeviceVector<uint16_t> out_;
-  DeviceVector<float> lse_;
+  Results results_;
   DeviceVector<int> cu_q_, cu_k_, seqused_;
-  std::vector<float> slopes_host_, sinks_host_;
-  DeviceVector<float> slopes_, sinks_;
-  DeviceVector<uint16_t> sinks_like_q_;
+  ScoreOperands score_;
   flashattn::FlashFwdParams params_;
 };
+
+// `c` with one of kOptions options; 0 leaves it as it is.
+constexpr int kOptions = 8;
+
+template <class AnyCase>
+AnyCase with_option(AnyCase c, int option) {
+  switch (option) {
+    case 1: c.softcap = 2.f; break;
+    case 2: c.alibi_dims = 1; break;
+    case 3: c.alibi_dims = 2; break;
+    case 4: c.sinks = Sinks::kFloat32; break;
+    case 5: c.sinks = Sinks::kLikeQ; break;
+    case 6: c.window = {40, 0}; break;
+    case 7: c.scale = -0.2f; break;
+    case 8: c.want_lse = false; break;
+    default: break;
+  }
+  return c;
+}
 
 // Builds, runs and checks one case.
 void expect_right(Case const& c);

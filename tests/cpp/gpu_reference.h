@@ -13,7 +13,7 @@ namespace oracle {
 // One query row over the keys of its sequence.
 struct RowProblem {
   std::vector<float> q;                      // (head_dim)
-  std::vector<std::vector<float>> const* k;  // (len_k)(head_dim)
+  std::vector<std::vector<float>> const* k;  // (len_k)(head_dim); an empty row is no key
   std::vector<std::vector<float>> const* v;
   int row = 0;
   int len_q = 0;
@@ -42,7 +42,7 @@ RowResult attend(RowProblem const& p, Round const& round) {
   std::vector<double> scores(len_k, lowest);
   double top = p.has_sink ? p.sink : lowest;
   for (int key = 0; key < len_k; ++key) {
-    if (!sees(p.row, key, p.len_q, len_k, p.window)) { continue; }
+    if ((*p.k)[key].empty() || !sees(p.row, key, p.len_q, len_k, p.window)) { continue; }
     double dot = 0.;
     for (int d = 0; d < head_dim; ++d) { dot += static_cast<double>(p.q[d]) * (*p.k)[key][d]; }
     double score = round(dot * p.scale);

@@ -20,7 +20,11 @@ MAX_KERNELS = 72
 # What the fastest tiles in docs/tuning.md need: d 64 on sm_90 has 64 bytes, d 128 has 40.
 MAX_FRAME_BYTES = 64
 # Kernel name pattern -> (bytes of stack that it may have, why).
-ALLOWED_FRAMES: dict[str, tuple[int, str]] = {}
+# Names are demangled where c++filt exists, so a pattern has to match both forms.
+ALLOWED_FRAMES: dict[str, tuple[int, str]] = {
+    r"flash_fwd_splitkv_kernel.*(Li|, )(64|128)(ELi|, )\d+.*Role[E)]1": (
+        120, "chunks: accumulator, scores and slots of a cache block exceed 255 registers"),
+}
 
 SKIPPED = 77
 ARCH = re.compile(r"^arch = sm_(\d+)", re.MULTILINE)

@@ -2,12 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <climits>
-#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
 
-#include "api_call.h"
+#include "api_refusal.h"
 
 namespace {
 
@@ -18,45 +17,9 @@ using flashattn::DType;
 float const kNan = std::numeric_limits<float>::quiet_NaN();
 float const kInfinity = std::numeric_limits<float>::infinity();
 
-struct Refusal {
-  std::string name;                // of the argument: the message starts with it
-  std::vector<std::string> facts;  // what the message must also say: got, allowed
-  std::function<void(Call&)> damage;
-};
+using Refusal = api::Refusal<Call>;
 
-void expect_refused(Refusal const& refusal, Device device) {
-  SCOPED_TRACE(refusal.name + (device == Device::kCpu ? " on the CPU, got " : " on CUDA, got ") +
-               refusal.facts[0]);
-  Call call;
-  call.params.device = device;
-  if (device == Device::kCuda) { call.params.dtype = DType::kBFloat16; }
-  refusal.damage(call);
-  std::string message;
-  try {
-    flashattn::run_flash_fwd(call.params);
-  } catch (flashattn::InvalidArgument const& error) {
-    message = error.what();
-  } catch (std::exception const& error) {
-    ADD_FAILURE() << "another exception: " << error.what();
-    return;
-  }
-  bool const names_it = message.rfind(refusal.name + ":", 0) == 0 ||
-                        message.rfind(refusal.name + " in bytes:", 0) == 0;
-  EXPECT_TRUE(names_it) << "message: '" << message << "'";
-  for (std::string const& fact : refusal.facts) {
-    EXPECT_NE(message.find(fact), std::string::npos)
-        << "message: '" << message << "' lacks '" << fact << "'";
-  }
-  EXPECT_TRUE(call.untouched());
-}
-
-// Before any device is asked, so that both devices refuse alike, whatever was built.
-void expect_refused(std::vector<Refusal> const& refusals) {
-  for (Refusal const& refusal : refusals) {
-    expect_refused(refusal, Device::kCpu);
-    expect_refused(refusal, Device::kCuda);
-  }
-}
+void expect_refused(std::vector<Refusal> const& refusals) { api::expect_refused(refusals); }
 
 constexpr int kTooLong = (1 << 30) + 1;
 
@@ -162,7 +125,7 @@ TEST(ApiErrors, Dtypes) {
                      c.params.score.sinks = c.sinks;
                      c.params.score.sinks_dtype = DType::kFloat16;
                    }}});
-  expect_refused(
+  api::expect_refused<Call>(
       {"dtype", {"float32", "bfloat16"}, [](Call& c) { c.params.dtype = DType::kFloat32; }},
       Device::kCuda);
 }

@@ -67,30 +67,15 @@ TEST(FlashFwd, Windows) {
   }
 }
 
-Case with_option(Case c, int option) {
-  switch (option) {
-    case 1: c.softcap = 2.f; break;
-    case 2: c.alibi_dims = 1; break;
-    case 3: c.alibi_dims = 2; break;
-    case 4: c.sinks = Sinks::kFloat32; break;
-    case 5: c.sinks = Sinks::kLikeQ; break;
-    case 6: c.window = {40, 0}; break;
-    case 7: c.scale = -0.2f; break;
-    case 8: c.want_lse = false; break;
-    default: break;
-  }
-  return c;
-}
-
 TEST(FlashFwd, OptionsAloneAndInPairs) {
   SKIP_WITHOUT_GPU();
-  for (int first = 0; first <= 8; ++first) {
-    for (int second = first; second <= 8; ++second) {
+  for (int first = 0; first <= gpu::kOptions; ++first) {
+    for (int second = first; second <= gpu::kOptions; ++second) {
       SCOPED_TRACE("options " + std::to_string(first) + " and " + std::to_string(second));
       Case const base{.dtype = first % 2 == 0 ? DType::kBFloat16 : DType::kFloat16,
                       .len_q = {90, 90},
                       .len_k = {77, 77}};
-      gpu::expect_right(with_option(with_option(base, first), second));
+      gpu::expect_right(gpu::with_option(gpu::with_option(base, first), second));
     }
   }
 }

@@ -10,6 +10,7 @@
 
 namespace {
 
+using flashattn::Role;
 using flashattn::TileShape;
 
 // Shared memory of a thread block in KiB, from the CUDA C++ Programming Guide: 1 less than what a
@@ -22,8 +23,11 @@ template <class Visit>
 void for_every_kernel(Visit const& visit) {
   for (auto const& [arch, kib] : kSharedKiB) {
     for (int head_dim : flashattn::kHeadDims) {
-      SCOPED_TRACE("sm_" + std::to_string(arch) + ", head dim " + std::to_string(head_dim));
-      visit(arch, head_dim, flashattn::tile_shape(arch, head_dim));
+      for (Role role : {Role::kPrefill, Role::kChunk, Role::kDecode}) {
+        SCOPED_TRACE("sm_" + std::to_string(arch) + ", head dim " + std::to_string(head_dim) +
+                     ", role " + std::to_string(static_cast<int>(role)));
+        visit(arch, head_dim, flashattn::tile_shape(arch, role, head_dim));
+      }
     }
   }
 }
@@ -46,8 +50,9 @@ TEST(TileTable, ShapesSuitTheMatrixInstruction) {
   for_every_kernel([](int, int, TileShape tile) {
     EXPECT_GE(tile.warps, 1);
     EXPECT_LE(tile.warps, 32);
-    EXPECT_EQ(tile.m % (16 * tile.warps), 0);  // an m16n8k16 takes 16 rows of a warp
-    EXPECT_EQ(tile.n % 16, 0);                 // keys are the depth of P·V
+    EXPECT_EQ(tile.warps % tile.key_warps, 0);
+    EXPECT_EQ(tile.m * tile.key_warps % (16 * tile.warps), 0);  // an m16n8k16 takes 16 rows of a warp
+    EXPECT_EQ(tile.n % (16 * tile.key_warps), 0);               // keys are the depth of P·V
     EXPECT_GT(tile.m, 0);
     EXPECT_GT(tile.n, 0);
     EXPECT_GE(tile.stages, 1);
@@ -57,8 +62,9 @@ TEST(TileTable, ShapesSuitTheMatrixInstruction) {
 // The accumulator of out takes m / (16 warps) · head_dim / 8 · 4 registers of a thread.
 TEST(TileTable, AccumulatorLeavesRegistersForTheRest) {
   for_every_kernel([](int, int head_dim, TileShape tile) {
-    int const accumulator = tile.m / (16 * tile.warps) * head_dim / 2;
-    int const scores = tile.m / (16 * tile.warps) * tile.n / 2;
+    int const row_tiles = tile.m * tile.key_warps / (16 * tile.warps);
+    int const accumulator = row_tiles * head_dim / 2;
+    int const scores = row_tiles * tile.n / tile.key_warps / 2;
     int const per_thread = std::min(255, 65536 / (32 * tile.warps));
     EXPECT_LT(accumulator + scores, per_thread);
   });

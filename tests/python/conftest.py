@@ -20,6 +20,11 @@ def device(request):
     return request.param
 
 
+@pytest.fixture(params=["cpu", "meta", pytest.param("cuda", marks=pytest.mark.gpu)])
+def anywhere(request):
+    return request.param
+
+
 def _runs(item):
     """float32 exists on the CPU only: for a GPU there is no such test, not even a skipped one."""
     params = item.callspec.params if hasattr(item, "callspec") else {}

@@ -48,6 +48,48 @@ def _buffers(variant, shape, heads, d, dtype, device):
     return q, k, v
 
 
+def query_buffer(variant, b, s, h, d, dtype, device):
+    """A q of NaN, (b, s, h, d)."""
+    return _buffer(MIXED[variant][0], b, s, h, d, dtype, device)
+
+
+# name -> (layout of k, of v); "interleaved": both in one buffer.
+POOLS = {
+    "plain": ("plain", "plain"),
+    "interleaved": ("interleaved", "interleaved"),
+    "padded": ("padded", "padded"),
+    "heads_first": ("heads_first", "heads_first"),
+    "k_padded": ("padded", "plain"),
+    "v_heads_first": ("plain", "heads_first"),
+    "k_heads_first": ("heads_first", "padded"),
+}
+
+
+def make_pool(variant, pages, page, hk, d, dtype, device):
+    """Caches of NaN, (pages, page, hk, d), with a page before and one after that nothing may touch.
+    Returns k, v and the buffers that they lie in."""
+
+    def full(*shape):
+        return torch.full(shape, torch.nan, dtype=dtype, device=device)
+
+    if variant == "interleaved":
+        buffer = full(pages + 2, 2, page, hk, d)
+        return buffer[1:-1, 0], buffer[1:-1, 1], (buffer, buffer)
+    buffers = []
+    views = []
+    for layout in POOLS[variant]:
+        if layout == "padded":
+            buffers.append(full(pages + 2, page + 2, hk + 1, d + 8))
+            views.append(buffers[-1][1:-1, :page, :hk, :d])
+        elif layout == "heads_first":
+            buffers.append(full(pages + 2, hk, page, d))
+            views.append(buffers[-1][1:-1].transpose(1, 2))
+        else:
+            buffers.append(full(pages + 2, page, hk, d))
+            views.append(buffers[-1][1:-1])
+    return *views, tuple(buffers)
+
+
 def make_qkv(variant, shape, heads, d, dtype, device, regions, draw, q_gain):
     """shape: (b, sq, sk) of the buffers. regions: (batch, first query, queries, first key, keys) of
     each sequence, the only places that get numbers. Returns q, k, v as (b, s, heads, d)."""
@@ -61,3 +103,8 @@ def make_qkv(variant, shape, heads, d, dtype, device, regions, draw, q_gain):
     if variant in EXPANDED:
         k, v = (t.expand(shape[0], -1, heads[1], -1) for t in (k, v))
     return q, k, v
+
+
+def as_bits(tensor):
+    """Integers of the same size, so that NaN equals NaN."""
+    return tensor.view({2: torch.int16, 4: torch.int32}[tensor.element_size()])

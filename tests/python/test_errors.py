@@ -191,11 +191,6 @@ MATRIX = [
 IDS = [f"{'packed' if row[0] else 'dense'}-{row[1]}-{row[3]}" for row in MATRIX]
 
 
-@pytest.fixture(params=["cpu", "meta", pytest.param("cuda", marks=pytest.mark.gpu)])
-def anywhere(request):
-    return request.param
-
-
 @pytest.mark.parametrize(("is_packed", "name", "spoil", "got"), MATRIX, ids=IDS)
 def test_c106_refused_everywhere(is_packed, name, spoil, got, anywhere):
     arguments = Arguments(anywhere, is_packed)

@@ -1,0 +1,81 @@
+// How the keys of a call are cut into splits. A pure function of sizes that the host knows.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/block_range.h"
+#include "core/macros.h"
+#include "flashattn/params.h"
+
+namespace flashattn {
+
+constexpr int kMaxSplits = 256;
+constexpr int kSplitGranule = 64;  // keys: split boundaries are multiples of it
+constexpr int64_t kMaxPartialBytes = int64_t(256) << 20;  // of partial results, when splits are automatic
+
+struct SplitPlan {
+  int splits;
+  int split_size;     // tokens; 0: equal shares of what is really there
+  int min_share = 1;  // blocks: a sequence too short for it uses fewer splits
+};
+
+FA_HD int64_t query_rows(FlashFwdParams const& p) {
+  return p.lengths.cu_seqlens_q != nullptr ? p.lengths.total_q
+                                           : int64_t(p.shape.batch) * p.shape.seqlen_q;
+}
+
+// Bytes of one split's partial results: out and lse of every row, fp32.
+inline int64_t partial_bytes(FlashFwdParams const& p) {
+  return query_rows(p) * p.shape.heads * (p.shape.head_dim + 1) * int64_t(sizeof(float));
+}
+
+// Automatic splits: as many as give every multiprocessor kWaves thread blocks, and in any case so many
+// that no thread block has more than kMaxKeys keys, or one long sequence would outlast the batch.
+// A short sequence uses only as many of them as have kMinKeys keys. Bounded by kMaxPartialBytes.
+inline SplitPlan plan_splits(FlashSplitkvParams const& params, int multiprocessors, int64_t tiles) {
+  constexpr int kWaves = 2, kMinKeys = 4 * kSplitGranule, kMaxKeys = 64 * kSplitGranule;
+  int const capacity = params.fwd.shape.seqlen_k;
+  Split const& split = params.split;
+  if (split.split_size > 0) {
+    int const splits = ceil_div(capacity, split.split_size);
+    return {splits > 0 ? splits : 1, split.split_size};
+  }
+  if (split.num_splits > 0) { return {split.num_splits, 0}; }
+  int64_t const filling = tiles > 0 ? int64_t(kWaves) * multiprocessors / tiles : 1;
+  int64_t const bounding = ceil_div(capacity, kMaxKeys);
+  int64_t const useful = ceil_div(capacity, kMinKeys);
+  int64_t const bytes = partial_bytes(params.fwd);
+  int64_t const affordable = bytes > 0 ? kMaxPartialBytes / bytes : 1;
+  int64_t splits = filling > bounding ? filling : bounding;
+  splits = splits < useful ? splits : useful;
+  splits = splits < affordable ? splits : affordable;
+  splits = splits < kMaxSplits ? splits : kMaxSplits;
+  return {splits > 1 ? static_cast<int>(splits) : 1, 0, kMinKeys / kSplitGranule};
+}
+
+// Split `index` of `plan`'s splits, out of the blocks [r.begin, r.end) of block_n keys. Equal shares
+// differ by at most one block; the last splits may be empty. A split of fixed size covers blocks by
+// their position in the sequence.
+FA_HD BlockRange take_split(BlockRange r, SplitPlan plan, int index, int block_n) {
+  int begin, end;
+  if (plan.split_size > 0) {
+    int const blocks = plan.split_size / block_n;
+    begin = index * blocks;
+    end = begin + blocks;
+  } else {
+    int const count = r.end - r.begin;
+    int const useful = ceil_div(count, plan.min_share);
+    int const used = useful < plan.splits ? useful : plan.splits;
+    begin = index < used ? r.begin + static_cast<int>(int64_t(count) * index / used) : r.end;
+    end = index < used ? r.begin + static_cast<int>(int64_t(count) * (index + 1) / used) : r.end;
+  }
+  r.begin = r.begin > begin ? r.begin : begin;
+  r.end = r.end < end ? r.end : end;
+  if (r.end < r.begin) { r.end = r.begin; }
+  r.clean_begin = r.clean_begin < r.begin ? r.begin : (r.clean_begin > r.end ? r.end : r.clean_begin);
+  r.clean_end = r.clean_end < r.clean_begin ? r.clean_begin : (r.clean_end > r.end ? r.end : r.clean_end);
+  return r;
+}
+
+}  // namespace flashattn

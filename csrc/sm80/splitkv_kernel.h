@@ -1,0 +1,76 @@
+// The kernel over a cache, and its launch: the same tile, main loop and epilogue as flash_fwd_kernel,
+// with another source of keys and a share of them.
+#pragma once
+
+#include "core/cache_info.h"
+#include "core/split_plan.h"
+#include "kernels/launch_kernel.h"
+#include "sm80/epilogue.h"
+#include "sm80/launch.h"
+#include "sm80/mainloop.h"
+
+namespace flashattn::sm80 {
+
+// Sequences whose query rows fit one decode tile are decoded, the others are chunks. This depends on
+// the sequence alone, so its bits do not depend on the batch that it is in.
+FA_HD bool is_decoded(SequenceInfo const& seq, ForwardPlan const& decode) {
+  return seq.len_q <= decode.tile_tokens;
+}
+
+template <class Traits, Role kRole>
+__global__ void __launch_bounds__(Traits::kThreads)
+    flash_fwd_splitkv_kernel(__grid_constant__ FlashSplitkvParams const params,
+                             __grid_constant__ SplitkvPlan const plan) {
+  extern __shared__ __align__(128) char smem_bytes_of_block[];
+  auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_bytes_of_block);
+  FlashFwdParams const& fwd = params.fwd;
+  let_next_kernel_start();
+
+  ForwardPlan const& tiles = kRole == Role::kDecode ? plan.decode : plan.chunk;
+  WorkTile const work = kRole == Role::kDecode ? decode_tile_of(fwd.shape, blockIdx.x)
+                                               : work_tile(fwd.shape, fwd.lengths, tiles.tile_tokens, blockIdx.x);
+  SequenceInfo const seq = cache_sequence_info(params, work.batch);
+  QueryTile const tile(seq, tiles, work);
+  if (tile.empty() || is_decoded(seq, plan.decode) != (kRole == Role::kDecode)) { return; }
+
+  int const split = blockIdx.y;
+  PartialOutput partial;
+  if (plan.split.splits > 1) {
+    partial.out = plan.out_partial + split * plan.rows * fwd.shape.head_dim;
+    partial.lse = plan.lse_partial + split * plan.rows;
+  }
+  Epilogue<Traits> const epilogue(fwd, tile, partial, /*sink=*/split == 0);
+  ScoreEditor const editor(fwd, tile);
+  BlockRange const blocks = take_split(editor.blocks(Traits::kBlockN), plan.split, split, Traits::kBlockN);
+  if (split > 0 && blocks.count() == 0) {
+    epilogue.store_empty_part();
+    return;
+  }
+
+  if (threadIdx.x == 0) { smem.holes = 0; }
+  __syncthreads();
+  load_queries<Traits>(fwd, tile, smem.q);
+  int const head_kv = tile.first_head / (fwd.shape.heads / fwd.shape.heads_kv);
+  CacheKv<Traits> source(params, plan.page_size, tile.seq, head_kv, &smem.holes);
+  Mainloop<Traits> mainloop(smem, editor);
+  mainloop.run(source, blocks);
+  epilogue.store(mainloop.acc(), mainloop.softmax(), smem);
+}
+
+template <DType kDType, int kHeadDim, int kArch, Role kRole>
+void launch_role(FlashSplitkvParams const& params, SplitkvPlan const& plan, cudaStream_t stream) {
+  using Traits = ForwardTraits<kDType, kHeadDim, kArch, kRole>;
+  int64_t const tiles = (kRole == Role::kDecode ? plan.decode : plan.chunk).tiles;
+  check_grid("flash_fwd_splitkv", tiles);
+  launch("flash_fwd_splitkv", flash_fwd_splitkv_kernel<Traits, kRole>,
+         dim3(static_cast<unsigned>(tiles), plan.split.splits), Traits::kThreads,
+         sizeof(typename Traits::SharedStorage), stream, params, plan);
+}
+
+template <DType kDType, int kHeadDim, int kArch>
+void launch_flash_fwd_splitkv(FlashSplitkvParams const& params, SplitkvPlan const& plan, cudaStream_t stream) {
+  if (plan.may_decode) { launch_role<kDType, kHeadDim, kArch, Role::kDecode>(params, plan, stream); }
+  if (plan.may_chunk) { launch_role<kDType, kHeadDim, kArch, Role::kChunk>(params, plan, stream); }
+}
+
+}  // namespace flashattn::sm80

@@ -1,0 +1,140 @@
+// The operators `fwd` and `fwd_out`.
+#include <tuple>
+#include <vector>
+
+#include "flashattn/flashattn.h"
+#include "torch/op_support.h"
+#include "torch/ops.h"
+
+namespace flashattn {
+namespace {
+
+struct Arguments {
+  Tensor const& q;
+  Tensor const& k;
+  Tensor const& v;
+  OptionalTensor const& cu_seqlens_q;
+  OptionalTensor const& cu_seqlens_k;
+  OptionalTensor const& seqused_k;
+  int64_t max_seqlen_q;
+  int64_t max_seqlen_k;
+  double softmax_scale;
+  int64_t window_left;
+  int64_t window_right;
+  double softcap;
+  OptionalTensor const& alibi_slopes;
+  OptionalTensor const& sinks;
+
+  bool packed() const { return cu_seqlens_q.has_value(); }
+};
+
+void check_operands(Arguments const& a) {
+  if (a.cu_seqlens_q.has_value() != a.cu_seqlens_k.has_value()) {
+    refuse("cu_seqlens_q, cu_seqlens_k", "expected both or none");
+  }
+  int64_t const rank = a.packed() ? 3 : 4;
+  if (a.q.dim() != rank) {
+    refuse("q", "expected ", rank, " dims, got shape ", to_string(a.q.sizes()));
+  }
+  check_last_stride(a.q, "q");
+  if (a.k.dim() != rank || a.k.size(rank - 1) != a.q.size(rank - 1) ||
+      (!a.packed() && a.k.size(0) != a.q.size(0))) {
+    refuse("k", "expected q's head dim", a.packed() ? "" : " and batch", ", got shape ",
+           to_string(a.k.sizes()), " for q ", to_string(a.q.sizes()));
+  }
+  check_operand(a.k, "k", a.k, a.q);
+  check_operand(a.v, "v", a.k, a.q);
+}
+
+Shape shape_of(Arguments const& a) {
+  int64_t const row = a.packed() ? 0 : 1;
+  Shape shape;
+  shape.batch = narrow("batch", a.packed() ? a.cu_seqlens_q->numel() - 1 : a.q.size(0));
+  shape.heads = narrow("q", a.q.size(row + 1));
+  shape.heads_kv = narrow("k", a.k.size(row + 1));
+  shape.head_dim = narrow("q", a.q.size(row + 2));
+  shape.seqlen_q = bounded("q", a.q.size(row), a.packed() ? a.max_seqlen_q : -1);
+  shape.seqlen_k = bounded("k", a.k.size(row), a.packed() ? a.max_seqlen_k : -1);
+  if (shape.batch < 0) { refuse("cu_seqlens_q", "expected batch + 1 entries, got none"); }
+  return shape;
+}
+
+Lengths lengths_of(Arguments const& a, Shape const& shape) {
+  Lengths result;
+  int64_t const batch = shape.batch;
+  result.cu_seqlens_q = lengths(a.cu_seqlens_q, "cu_seqlens_q", batch + 1, a.q);
+  result.cu_seqlens_k = lengths(a.cu_seqlens_k, "cu_seqlens_k", batch + 1, a.q);
+  result.seqused_k = lengths(a.seqused_k, "seqused_k", batch, a.q);
+  if (a.packed()) {
+    result.total_q = narrow("q", a.q.size(0));
+    result.total_k = narrow("k", a.k.size(0));
+  }
+  return result;
+}
+
+// Everything but out and lse.
+FlashFwdParams input_params(Arguments const& a) {
+  check_operands(a);
+  FlashFwdParams params;
+  params.device = device_of(a.q);
+  params.dtype = dtype_of(a.q, "q");
+  params.shape = shape_of(a);
+  params.q = strided(a.q, a.q.const_data_ptr());
+  params.k = strided(a.k, a.k.const_data_ptr());
+  params.v = strided(a.v, a.v.const_data_ptr());
+  params.lengths = lengths_of(a, params.shape);
+  params.window = window_of(a.window_left, a.window_right);
+  params.score =
+      score_of(a.q, params.shape, a.softmax_scale, a.softcap, a.alibi_slopes, a.sinks);
+  return params;
+}
+
+void run(FlashFwdParams& params, Tensor const& q, Tensor const& out, float* lse) {
+  params.out = strided(out, out.mutable_data_ptr());
+  params.lse = lse;
+  on_device_of(q, [&](cudaStream_t stream) { run_flash_fwd(params, stream); });
+}
+
+std::tuple<Tensor, Tensor> fwd(Arguments const& a) {
+  FlashFwdParams params = input_params(a);
+  auto results = empty_results(a.q);
+  run(params, a.q, std::get<0>(results), lse_data(std::get<1>(results)));
+  return results;
+}
+
+void fwd_out(Arguments const& a, Tensor const& out, OptionalTensor const& lse) {
+  FlashFwdParams params = input_params(a);
+  check_operand(out, "out", a.q, a.q);
+  run(params, a.q, out, checked_lse_data(lse, a.q, lse_shape(a.q)));
+}
+
+#define FLASHATTN_FWD_SCHEMA                                                                      \
+  "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, " \
+  "int max_seqlen_q, int max_seqlen_k, float softmax_scale, int window_left, int window_right, "  \
+  "float softcap, Tensor? alibi_slopes, Tensor? sinks"
+
+// An operator from a function of Arguments and what the schema has behind them.
+template <auto kFunction, class... Rest>
+auto op(Tensor const& q, Tensor const& k, Tensor const& v, OptionalTensor const& cu_seqlens_q,
+        OptionalTensor const& cu_seqlens_k, OptionalTensor const& seqused_k, int64_t max_seqlen_q,
+        int64_t max_seqlen_k, double softmax_scale, int64_t window_left, int64_t window_right,
+        double softcap, OptionalTensor const& alibi_slopes, OptionalTensor const& sinks,
+        Rest const&... rest) {
+  return kFunction({q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, max_seqlen_q, max_seqlen_k,
+                    softmax_scale, window_left, window_right, softcap, alibi_slopes, sinks},
+                   rest...);
+}
+
+}  // namespace
+
+void define_fwd(Library& m) {
+  m.def("fwd(" FLASHATTN_FWD_SCHEMA ") -> (Tensor out, Tensor lse)");
+  m.def("fwd_out(" FLASHATTN_FWD_SCHEMA ", Tensor(a!) out, Tensor(b!)? lse) -> ()");
+}
+
+void implement_fwd(Library& m) {
+  m.impl("fwd", TORCH_BOX((&op<fwd>)));
+  m.impl("fwd_out", TORCH_BOX((&op<fwd_out, Tensor, OptionalTensor>)));
+}
+
+}  // namespace flashattn

@@ -1,0 +1,262 @@
+// The operators `fwd_splitkv` and `fwd_splitkv_append`, and those that write into a given out.
+#include <tuple>
+
+#include "flashattn/flashattn.h"
+#include "torch/op_support.h"
+#include "torch/ops.h"
+
+namespace flashattn {
+namespace {
+
+struct Arguments {
+  Tensor const& q;
+  Tensor const& k_cache;
+  Tensor const& v_cache;
+  OptionalTensor const& cache_seqlens;
+  int64_t cache_seqlen;  // of every sequence, without cache_seqlens
+  OptionalTensor const& block_table;
+  OptionalTensor const& cu_seqlens_q;
+  int64_t max_seqlen_q;
+  OptionalTensor const& cache_batch_idx;
+  OptionalTensor const& cache_leftpad;
+  double softmax_scale;
+  int64_t window_left;
+  int64_t window_right;
+  double softcap;
+  OptionalTensor const& alibi_slopes;
+  OptionalTensor const& sinks;
+  int64_t num_splits;
+  int64_t split_size;
+
+  bool packed() const { return cu_seqlens_q.has_value(); }
+};
+
+struct NewTokens {
+  Tensor const& k;
+  Tensor const& v;
+  OptionalTensor const& rotary_cos;
+  OptionalTensor const& rotary_sin;
+  bool rotary_interleaved;
+};
+
+void check_operands(Arguments const& a) {
+  int64_t const rank = a.packed() ? 3 : 4;
+  if (a.q.dim() != rank) {
+    refuse("q", "expected ", rank, " dims, got shape ", to_string(a.q.sizes()));
+  }
+  check_last_stride(a.q, "q");
+  if (a.k_cache.dim() != 4 || a.k_cache.size(3) != a.q.size(rank - 1)) {
+    refuse("k_cache", "expected 4 dims with q's head dim, got shape ",
+           to_string(a.k_cache.sizes()), " for q ", to_string(a.q.sizes()));
+  }
+  check_operand(a.k_cache, "k_cache", a.k_cache, a.q);
+  check_operand(a.v_cache, "v_cache", a.k_cache, a.q);
+}
+
+Shape shape_of(Arguments const& a) {
+  int64_t const row = a.packed() ? 0 : 1;
+  Shape shape;
+  shape.batch = narrow("batch", a.packed() ? a.cu_seqlens_q->numel() - 1 : a.q.size(0));
+  if (shape.batch < 0) { refuse("cu_seqlens_q", "expected batch + 1 entries, got none"); }
+  shape.heads = narrow("q", a.q.size(row + 1));
+  shape.heads_kv = narrow("k_cache", a.k_cache.size(2));
+  shape.head_dim = narrow("q", a.q.size(row + 2));
+  shape.seqlen_q = bounded("q", a.q.size(row), a.packed() ? a.max_seqlen_q : -1);
+  return shape;
+}
+
+void set_pages(Cache& cache, Arguments const& a, int batch) {
+  Tensor const& table = *a.block_table;
+  if (a.cache_batch_idx) { refuse("cache_batch_idx", "only without block_table, got both"); }
+  if (table.scalar_type() != ScalarType::Int) { refuse("block_table", "expected dtype int32"); }
+  if (table.dim() != 2) {
+    refuse("block_table", "expected 2 dims, got shape ", to_string(table.sizes()));
+  }
+  check_shape(table, "block_table", {batch, table.size(1)});
+  check_last_stride(table, "block_table");
+  check_device(table, "block_table", a.q);
+  cache.block_table = static_cast<int const*>(table.const_data_ptr());
+  cache.block_table_stride = stride_or_zero(table, 0);
+  cache.table_columns = narrow("block_table", table.size(1));
+  cache.page_size = narrow("k_cache", a.k_cache.size(1));
+  cache.num_pages = narrow("k_cache", a.k_cache.size(0));
+}
+
+Cache cache_of(Arguments const& a, int batch) {
+  Cache cache;
+  cache.seqlens = lengths(a.cache_seqlens, "cache_seqlens", batch, a.q);
+  cache.seqlen = narrow("cache_seqlen", a.cache_seqlen);
+  cache.leftpad = lengths(a.cache_leftpad, "cache_leftpad", batch, a.q);
+  if (a.block_table) {
+    set_pages(cache, a, batch);
+    return cache;
+  }
+  cache.batch_idx = lengths(a.cache_batch_idx, "cache_batch_idx", batch, a.q);
+  cache.rows = narrow("k_cache", a.k_cache.size(0));
+  if (!a.cache_batch_idx && cache.rows < batch) {
+    refuse("k_cache", "expected a row for each of ", batch, " sequences, got ", cache.rows);
+  }
+  return cache;
+}
+
+// Everything but out, lse and the new tokens.
+FlashSplitkvParams input_params(Arguments const& a) {
+  check_operands(a);
+  FlashSplitkvParams params;
+  FlashFwdParams& fwd = params.fwd;
+  fwd.device = device_of(a.q);
+  fwd.dtype = dtype_of(a.q, "q");
+  fwd.shape = shape_of(a);
+  fwd.q = strided(a.q, a.q.const_data_ptr());
+  fwd.k = strided(a.k_cache, a.k_cache.const_data_ptr());
+  fwd.v = strided(a.v_cache, a.v_cache.const_data_ptr());
+  int const batch = fwd.shape.batch;
+  fwd.lengths.cu_seqlens_q = lengths(a.cu_seqlens_q, "cu_seqlens_q", int64_t(batch) + 1, a.q);
+  fwd.lengths.total_q = a.packed() ? narrow("q", a.q.size(0)) : 0;
+  fwd.window = window_of(a.window_left, a.window_right);
+  fwd.score = score_of(a.q, fwd.shape, a.softmax_scale, a.softcap, a.alibi_slopes, a.sinks);
+  params.cache = cache_of(a, batch);
+  int64_t const columns = a.block_table ? a.block_table->size(1) : 1;
+  fwd.shape.seqlen_k = narrow("capacity", columns * a.k_cache.size(1));
+  params.split = {.num_splits = narrow("num_splits", a.num_splits),
+                  .split_size = narrow("split_size", a.split_size)};
+  return params;
+}
+
+void const* rotary_data(Tensor const& table, char const* name, Tensor const& cos, Tensor const& q) {
+  if (table.dim() != 2) {
+    refuse(name, "expected 2 dims, got shape ", to_string(table.sizes()));
+  }
+  check_operand(table, name, cos, q);
+  if (!table.is_contiguous()) { refuse(name, "expected a contiguous tensor"); }
+  return table.const_data_ptr();
+}
+
+void set_new_tokens(FlashSplitkvParams& params, Arguments const& a, NewTokens const& tokens) {
+  if (tokens.k.dim() != 4) {
+    refuse("k_new", "expected 4 dims, got shape ", to_string(tokens.k.sizes()));
+  }
+  check_shape(tokens.k, "k_new", {params.fwd.shape.batch, tokens.k.size(1), a.k_cache.size(2),
+                                  a.k_cache.size(3)});
+  check_operand(tokens.k, "k_new", tokens.k, a.q);
+  check_operand(tokens.v, "v_new", tokens.k, a.q);
+  params.fwd.k.data = a.k_cache.mutable_data_ptr();
+  params.fwd.v.data = a.v_cache.mutable_data_ptr();
+  Append& append = params.append;
+  append.k = strided(tokens.k, tokens.k.const_data_ptr());
+  append.v = strided(tokens.v, tokens.v.const_data_ptr());
+  append.seqlen = narrow("k_new", tokens.k.size(1));
+  if (tokens.rotary_cos.has_value() != tokens.rotary_sin.has_value()) {
+    refuse("rotary_cos, rotary_sin", "expected both or none");
+  }
+  if (!tokens.rotary_cos) { return; }
+  Tensor const& cos = *tokens.rotary_cos;
+  append.rotary_cos = rotary_data(cos, "rotary_cos", cos, a.q);
+  append.rotary_sin = rotary_data(*tokens.rotary_sin, "rotary_sin", cos, a.q);
+  if (cos.size(1) == 0) { refuse("rotary_cos", "expected columns, got none"); }
+  append.rotary_dim = narrow("rotary_cos", 2 * cos.size(1));
+  append.max_position = narrow("rotary_cos", cos.size(0));
+  append.rotary_interleaved = tokens.rotary_interleaved;
+}
+
+// The workspace is torch's: its caching allocator keeps it alive in the order of the stream.
+void run(FlashSplitkvParams& params, Tensor const& q, Tensor const& out, float* lse) {
+  params.fwd.out = strided(out, out.mutable_data_ptr());
+  params.fwd.lse = lse;
+  on_device_of(q, [&](cudaStream_t stream) {
+    OptionalTensor workspace;
+    size_t const bytes = splitkv_workspace_size(params);
+    if (bytes > 0) {
+      workspace = empty({static_cast<int64_t>(bytes)}, ScalarType::Byte, q);
+      params.workspace = workspace->mutable_data_ptr();
+    }
+    run_flash_splitkv_fwd(params, stream);
+  });
+}
+
+std::tuple<Tensor, Tensor> run_new(FlashSplitkvParams params, Tensor const& q) {
+  auto results = empty_results(q);
+  run(params, q, std::get<0>(results), lse_data(std::get<1>(results)));
+  return results;
+}
+
+void run_out(FlashSplitkvParams params, Tensor const& q, Tensor const& out,
+             OptionalTensor const& lse) {
+  check_operand(out, "out", q, q);
+  run(params, q, out, checked_lse_data(lse, q, lse_shape(q)));
+}
+
+FlashSplitkvParams append_params(Arguments const& a, NewTokens const& tokens) {
+  FlashSplitkvParams params = input_params(a);
+  set_new_tokens(params, a, tokens);
+  return params;
+}
+
+std::tuple<Tensor, Tensor> fwd_splitkv(Arguments const& a) { return run_new(input_params(a), a.q); }
+
+void fwd_splitkv_out(Arguments const& a, Tensor const& out, OptionalTensor const& lse) {
+  run_out(input_params(a), a.q, out, lse);
+}
+
+std::tuple<Tensor, Tensor> fwd_splitkv_append(Arguments const& a, Tensor const& k_new,
+                                              Tensor const& v_new, OptionalTensor const& cos,
+                                              OptionalTensor const& sin, bool interleaved) {
+  return run_new(append_params(a, {k_new, v_new, cos, sin, interleaved}), a.q);
+}
+
+void fwd_splitkv_append_out(Arguments const& a, Tensor const& k_new, Tensor const& v_new,
+                            OptionalTensor const& cos, OptionalTensor const& sin, bool interleaved,
+                            Tensor const& out, OptionalTensor const& lse) {
+  run_out(append_params(a, {k_new, v_new, cos, sin, interleaved}), a.q, out, lse);
+}
+
+// Of the caches, and of what all four operators take behind them.
+#define FLASHATTN_CACHES "Tensor k_cache, Tensor v_cache"
+#define FLASHATTN_WRITTEN_CACHES "Tensor(a!) k_cache, Tensor(b!) v_cache"
+#define FLASHATTN_OPTIONS                                                                          \
+  ", Tensor? cache_seqlens, int cache_seqlen, Tensor? block_table, Tensor? cu_seqlens_q, "         \
+  "int max_seqlen_q, Tensor? cache_batch_idx, Tensor? cache_leftpad, float softmax_scale, "        \
+  "int window_left, int window_right, float softcap, Tensor? alibi_slopes, Tensor? sinks, "        \
+  "int num_splits, int split_size"
+#define FLASHATTN_NEW_TOKENS \
+  ", Tensor k_new, Tensor v_new, Tensor? rotary_cos, Tensor? rotary_sin, bool rotary_interleaved"
+
+// An operator from a function of Arguments and what the schema has behind them.
+template <auto kFunction, class... Rest>
+auto op(Tensor const& q, Tensor const& k_cache, Tensor const& v_cache,
+        OptionalTensor const& cache_seqlens, int64_t cache_seqlen,
+        OptionalTensor const& block_table, OptionalTensor const& cu_seqlens_q,
+        int64_t max_seqlen_q, OptionalTensor const& cache_batch_idx,
+        OptionalTensor const& cache_leftpad, double softmax_scale, int64_t window_left,
+        int64_t window_right, double softcap, OptionalTensor const& alibi_slopes,
+        OptionalTensor const& sinks, int64_t num_splits, int64_t split_size, Rest const&... rest) {
+  return kFunction({q, k_cache, v_cache, cache_seqlens, cache_seqlen, block_table, cu_seqlens_q,
+                    max_seqlen_q, cache_batch_idx, cache_leftpad, softmax_scale, window_left,
+                    window_right, softcap, alibi_slopes, sinks, num_splits, split_size},
+                   rest...);
+}
+
+}  // namespace
+
+void define_splitkv(Library& m) {
+  m.def("fwd_splitkv(Tensor q, " FLASHATTN_CACHES FLASHATTN_OPTIONS
+        ") -> (Tensor out, Tensor lse)");
+  m.def("fwd_splitkv_out(Tensor q, " FLASHATTN_CACHES FLASHATTN_OPTIONS
+        ", Tensor(a!) out, Tensor(b!)? lse) -> ()");
+  m.def("fwd_splitkv_append(Tensor q, " FLASHATTN_WRITTEN_CACHES FLASHATTN_OPTIONS
+        FLASHATTN_NEW_TOKENS ") -> (Tensor out, Tensor lse)");
+  m.def("fwd_splitkv_append_out(Tensor q, " FLASHATTN_WRITTEN_CACHES FLASHATTN_OPTIONS
+        FLASHATTN_NEW_TOKENS ", Tensor(c!) out, Tensor(d!)? lse) -> ()");
+}
+
+void implement_splitkv(Library& m) {
+  m.impl("fwd_splitkv", TORCH_BOX((&op<fwd_splitkv>)));
+  m.impl("fwd_splitkv_out", TORCH_BOX((&op<fwd_splitkv_out, Tensor, OptionalTensor>)));
+  m.impl("fwd_splitkv_append", TORCH_BOX((&op<fwd_splitkv_append, Tensor, Tensor, OptionalTensor,
+                                              OptionalTensor, bool>)));
+  m.impl("fwd_splitkv_append_out",
+         TORCH_BOX((&op<fwd_splitkv_append_out, Tensor, Tensor, OptionalTensor, OptionalTensor,
+                        bool, Tensor, OptionalTensor>)));
+}
+
+}  // namespace flashattn

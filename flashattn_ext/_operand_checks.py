@@ -1,0 +1,121 @@
+"""Checks of the queries together with their keys and values, for every function that has them."""
+
+import torch
+from torch import Tensor, is_grad_enabled
+from torch.compiler import is_dynamo_compiling
+
+from . import _device
+from ._score_checks import MAX_ROWS
+from ._tensor_checks import check_layout, check_tensor, dtype_name, require_tensor
+
+ITEM_BYTES = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 4}
+_MAX_HEAD_DIM = 256
+_MAX_HEADS = 65535
+
+
+def check_tensors(q, k, v, k_name="k", v_name="v"):
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        for name, value in (("q", q), (k_name, k), (v_name, v)):
+            require_tensor(name, value)
+
+
+def check_queries(shape, packed):
+    """Rank, heads, rows and head dim. Returns the head dim."""
+    if len(shape) != (3 if packed else 4):
+        raise ValueError(f"q: expected {layout('h', packed)}, got shape {tuple(shape)}")
+    rows, heads, head_dim = shape[-3:]
+    if not 0 < head_dim <= _MAX_HEAD_DIM:
+        kind = NotImplementedError if head_dim > 0 else ValueError
+        raise kind(f"q: expected a head dim from 1 to {_MAX_HEAD_DIM}, got {head_dim}")
+    if heads > _MAX_HEADS:
+        hint = "" if packed else ": is q (b, h, sq, d)? Then pass q.transpose(1, 2)"
+        raise ValueError(
+            f"q: expected at most {_MAX_HEADS} heads in {layout('h', packed)}, got {heads} in "
+            f"shape {tuple(shape)}{hint}"
+        )
+    if rows > MAX_ROWS:
+        raise ValueError(f"q: expected at most 2**30 rows, got {rows}")
+    return head_dim
+
+
+def check_key_heads(heads, k_shape, k_name="k"):
+    heads_kv = k_shape[-2]
+    if heads_kv == 0 or heads % heads_kv:
+        raise ValueError(
+            f"{k_name}: expected a number of key/value heads that divides q's {heads} heads, "
+            f"got {heads_kv} in shape {tuple(k_shape)}"
+        )
+
+
+def check_storage(q, k, v, head_dim, k_name="k", v_name="v"):
+    """Dtypes, devices and memory, and whether this build serves them."""
+    dtype = q.dtype
+    item_bytes = ITEM_BYTES.get(dtype)
+    if item_bytes is None or (item_bytes == 4 and q.is_cuda):
+        allowed = "float16 or bfloat16" + ("" if q.is_cuda else ", on the CPU also float32")
+        got = f"{dtype_name(dtype)} on {q.device}"
+        raise NotImplementedError(f"q: expected dtype {allowed}, got {got}")
+    if k.dtype is not dtype or v.dtype is not dtype:
+        name, got = (k_name, k.dtype) if k.dtype is not dtype else (v_name, v.dtype)
+        expected = dtype_name(dtype)
+        raise ValueError(f"{name}: expected dtype {expected} like q, got {dtype_name(got)}")
+    device = q.device
+    if k.device != device or v.device != device:
+        name, got = (k_name, k.device) if k.device != device else (v_name, v.device)
+        raise ValueError(f"{name}: expected device {device} like q, got {got}")
+
+    # A head dim that gets padded is copied: then alignment is free.
+    in_place = head_dim % 8 == 0
+    if not (in_place and _surely_aligned(q, k, v, 16 // item_bytes)):
+        for name, tensor in (("q", q), (k_name, k), (v_name, v)):
+            check_layout(name, tensor, item_bytes, in_place)
+    if not q.is_cpu:
+        _device.check(q, head_dim)
+
+
+def _surely_aligned(q, k, v, unit):
+    """The quick test of strides and addresses. False: look closer."""
+    if not type(q) is type(k) is type(v) is Tensor or is_dynamo_compiling():
+        return False
+    addresses = q.data_ptr() | k.data_ptr() | v.data_ptr()
+    good = addresses > 0 and addresses % 16 == 0  # the address of a meta tensor is 0
+    for stride in (q.stride(), k.stride(), v.stride()):
+        # In a packed tensor the second dim and the last but one are the same.
+        good &= stride[-1] == 1 and (stride[0] | stride[1] | stride[-2]) % unit == 0
+    return good
+
+
+def check_score_tensors(q, batch, alibi_slopes, sinks):
+    heads = q.shape[-2]
+    if alibi_slopes is not None:
+        shapes = ((heads,), (batch, heads))
+        check_tensor("alibi_slopes", alibi_slopes, q, (torch.float32,), shapes)
+    if sinks is not None:
+        check_tensor("sinks", sinks, q, (torch.float32, q.dtype), ((heads,),))
+
+
+def check_lse_out(q, lse):
+    check_tensor("lse", lse, q, (torch.float32,), (lse_shape(q),))
+    if not lse.is_contiguous():
+        raise ValueError(f"lse: expected a contiguous tensor, got strides {lse.stride()}")
+
+
+def refuse_gradients(function, operands, *tensors):
+    for tensor in tensors:
+        if tensor is not None and tensor.requires_grad and is_grad_enabled():
+            raise NotImplementedError(
+                f"{operands}: an argument requires a gradient, but {function} has no backward yet: "
+                "call it under torch.no_grad() or torch.inference_mode(), or pass tensor.detach()"
+            )
+
+
+def lse_shape(q):
+    """(b, h, sq) for a dense q, (h, Tq) for a packed one."""
+    shape = q.shape
+    if len(shape) == 3:
+        return shape[1], shape[0]
+    return shape[0], shape[2], shape[1]
+
+
+def layout(heads, packed):
+    return f"packed (rows, {heads}, d)" if packed else f"(b, rows, {heads}, d)"

@@ -1,0 +1,85 @@
+"""Checks of the plain numbers of a call: scale, mask, cap, bounds."""
+
+import math
+from numbers import Integral, Real
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+# A call that leaves window_size alone passes this very object.
+OPEN_WINDOW = (-1, -1)
+
+MAX_ROWS = 2**30  # so that positions and their differences fit 32 bits
+NO_BOUND = -1
+
+
+def check_score(head_dim, softmax_scale, causal, window_size, softcap):
+    """Returns (scale, left, right, softcap) as the operators take them."""
+    scale = head_dim**-0.5 if softmax_scale is None else finite("softmax_scale", softmax_scale)
+    left = right = -1
+    if window_size is not OPEN_WINDOW:
+        left, right = check_window(window_size)
+    if causal is not False:
+        if causal is not True:
+            raise ValueError(f"causal: expected True or False, got {causal!r}")
+        right = 0
+    if type(softcap) is not float or softcap != 0.0:
+        softcap = check_softcap(softcap)
+    return scale, left, right, softcap
+
+
+def check_window(window_size):
+    try:
+        left, right = window_size
+        good = type(left) is type(right) is int and left >= -1 and right >= -1
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        raise ValueError(
+            "window_size: expected two ints (left, right), each >= -1 (-1: no limit on that side), "
+            f"got {window_size!r}"
+        )
+    # A side longer than any sequence limits nothing.
+    return (left if left <= MAX_ROWS else -1), (right if right <= MAX_ROWS else -1)
+
+
+def check_softcap(softcap):
+    value = finite("softcap", softcap)
+    if value < 0:
+        raise ValueError(f"softcap: expected 0 (off) or a positive number, got {value}")
+    return value
+
+
+def finite(name, value):
+    if isinstance(value, (Real, torch.SymFloat, torch.SymInt)) and not isinstance(value, bool):
+        value = float(value)
+        if -math.inf < value < math.inf:  # dynamo cannot trace isfinite of a symbolic float
+            return value
+    got = "a tensor" if isinstance(value, Tensor) else repr(value)
+    raise ValueError(f"{name}: expected a finite number, got {got}")
+
+
+def is_int(value):
+    """An int of Python or numpy, or a symbol of one; True and False are none."""
+    if type(value) is int:
+        return True
+    return isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool)
+
+
+def check_bound(name, value):
+    if not is_int(value):
+        got = f"a tensor on {value.device}" if isinstance(value, Tensor) else repr(value)
+        raise ValueError(
+            f"{name}: expected an int, an upper bound of the lengths of the packed sequences that "
+            f"the host knows (reading a tensor would wait for the device), got {got}"
+        )
+    if isinstance(value, torch.SymInt):
+        return NO_BOUND
+    if value < 0:
+        raise ValueError(f"{name}: expected an int >= 0, got {value}")
+    if is_dynamo_compiling():
+        # The operators' ints are no symbols: a bound would be baked into the graph. 1 is there
+        # anyway: dynamo has no symbol that could be 1.
+        return 1 if value == 1 else NO_BOUND
+    return int(value)

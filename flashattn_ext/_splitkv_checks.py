@@ -1,0 +1,296 @@
+"""The checks of `flash_fwd_splitkv`, on metadata only. See _checks.py for how they work."""
+
+import torch
+from torch import Tensor
+
+from . import _lengths
+from ._operand_checks import (
+    check_key_heads,
+    check_lse_out,
+    check_queries,
+    check_score_tensors,
+    check_storage,
+    check_tensors,
+    refuse_gradients,
+)
+from ._score_checks import (
+    MAX_ROWS,
+    NO_BOUND,
+    check_bound,
+    check_score,
+    check_softcap,
+    check_window,
+    finite,
+    is_int,
+)
+from ._tensor_checks import (
+    check_lengths,
+    check_metadata,
+    check_out,
+    check_tensor,
+    check_written,
+    dtype_name,
+    require_tensor,
+)
+
+_MAX_SPLITS = 256
+_SPLIT_GRANULE = 64
+
+
+def check_call(
+    q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q, max_seqlen_q, k_new, v_new,
+    cache_batch_idx, cache_leftpad, rotary_cos, rotary_sin, rotary_interleaved, softmax_scale,
+    causal, window_size, softcap, alibi_slopes, sinks, num_splits, split_size, out,
+):  # fmt: skip
+    """Returns (bound_q, scale, left, right, softcap, split_size) as the operators take them."""
+    on_host = not isinstance(cache_seqlens, Tensor)
+    batch, capacity = _check_cache(
+        q, k_cache, v_cache, None if on_host else cache_seqlens, block_table, cu_seqlens_q,
+        cache_batch_idx, cache_leftpad,
+    )  # fmt: skip
+    bound_q = NO_BOUND
+    if cu_seqlens_q is not None:
+        bound_q = check_bound("max_seqlen_q", max_seqlen_q)
+    elif max_seqlen_q is not None:
+        raise ValueError("max_seqlen_q: only for packed queries, which need cu_seqlens_q too")
+    score = check_score(q.shape[-1], softmax_scale, causal, window_size, softcap)
+    if alibi_slopes is not None or sinks is not None or out is not None:
+        _check_options(q, k_cache, v_cache, batch, alibi_slopes, sinks, out)
+        _refuse_gradients(alibi_slopes, sinks, out)
+    new_tokens, positions = 0, None
+    if k_new is not None or v_new is not None:
+        new_tokens = _check_new_tokens(q, k_cache, v_cache, batch, k_new, v_new)
+        if k_new.requires_grad or v_new.requires_grad:
+            _refuse_gradients(k_new, v_new)
+    if rotary_cos is not None or rotary_sin is not None or rotary_interleaved is not True:
+        positions = _check_rotary(q, k_new, rotary_cos, rotary_sin, rotary_interleaved)
+        if rotary_cos.requires_grad or rotary_sin.requires_grad:
+            _refuse_gradients(rotary_cos, rotary_sin)
+    if q.requires_grad or k_cache.requires_grad or v_cache.requires_grad:
+        _refuse_gradients(q, k_cache, v_cache)
+    if on_host:
+        _check_length(cache_seqlens, capacity, new_tokens, positions)
+    split_size = _check_splits(num_splits, split_size)
+    if _lengths.wanted(q):
+        _lengths.check_cache(
+            q, k_cache, cache_seqlens, block_table, cu_seqlens_q, max_seqlen_q, new_tokens,
+            cache_batch_idx, cache_leftpad, positions,
+        )  # fmt: skip
+    return bound_q, *score, split_size
+
+
+def check_op(
+    q, k_cache, v_cache, cache_seqlens, cache_seqlen, block_table, cu_seqlens_q, max_seqlen_q,
+    cache_batch_idx, cache_leftpad, softmax_scale, window_left, window_right, softcap,
+    alibi_slopes, sinks, num_splits, split_size, append=None, out=None, lse=None,
+):  # fmt: skip
+    """The same for the operators; ``append`` is what those with new tokens have behind the rest."""
+    batch, capacity = _check_cache(
+        q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q, cache_batch_idx,
+        cache_leftpad,
+    )  # fmt: skip
+    _check_options(q, k_cache, v_cache, batch, alibi_slopes, sinks, out)
+    new_tokens, positions = 0, None
+    if append is not None:
+        k_new, v_new, rotary_cos, rotary_sin, interleaved = append
+        new_tokens = _check_new_tokens(q, k_cache, v_cache, batch, k_new, v_new)
+        if rotary_cos is not None or rotary_sin is not None:
+            positions = _check_rotary(q, k_new, rotary_cos, rotary_sin, interleaved)
+    if cache_seqlens is None:
+        _check_length(cache_seqlen, capacity, new_tokens, positions)
+    finite("softmax_scale", softmax_scale)
+    check_softcap(softcap)
+    check_window((window_left, window_right))
+    _check_splits(num_splits, split_size or None)
+    if lse is not None:
+        check_lse_out(q, lse)
+
+
+def _check_cache(
+    q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q, cache_batch_idx, cache_leftpad
+):
+    """Queries, cache and the metadata that finds a sequence in it. Returns (batch, capacity)."""
+    check_tensors(q, k_cache, v_cache, "k_cache", "v_cache")
+    shape, device = q.shape, q.device
+    packed = cu_seqlens_q is not None
+    head_dim = check_queries(shape, packed)
+    if head_dim % 8:
+        raise NotImplementedError(
+            f"q: expected a head dim that is a multiple of 8, got {head_dim}: a cache is never "
+            "copied to pad it, so allocate it with a padded head dim of zeros (softmax_scale "
+            "stays that of the unpadded one)"
+        )
+    cache_shape = k_cache.shape
+    if len(cache_shape) != 4 or cache_shape[3] != head_dim:
+        dims = "(rows, capacity, hk, d)" if block_table is None else "(pages, page, hk, d)"
+        raise ValueError(
+            f"k_cache: expected {dims} with head dim {head_dim} like q, "
+            f"got shape {tuple(cache_shape)}"
+        )
+    if v_cache.shape != cache_shape:
+        raise ValueError(
+            f"v_cache: expected shape {tuple(cache_shape)} like k_cache, got {tuple(v_cache.shape)}"
+        )
+    check_key_heads(shape[-2], cache_shape, "k_cache")
+    check_storage(q, k_cache, v_cache, head_dim, "k_cache", "v_cache")
+
+    batch = shape[0]
+    if packed:
+        check_metadata("cu_seqlens_q", cu_seqlens_q, device)
+        batch = cu_seqlens_q.shape[0] - 1
+        if batch < 0:
+            raise ValueError("cu_seqlens_q: expected batch + 1 entries, got none")
+    if cache_seqlens is not None:
+        check_lengths("cache_seqlens", cache_seqlens, batch, device)
+    if cache_leftpad is not None:
+        check_lengths("cache_leftpad", cache_leftpad, batch, device)
+    if cache_batch_idx is not None:
+        check_lengths("cache_batch_idx", cache_batch_idx, batch, device)
+    return batch, _check_capacity(q, k_cache, block_table, batch, cache_batch_idx)
+
+
+def _check_capacity(q, k_cache, block_table, batch, cache_batch_idx):
+    rows, capacity = k_cache.shape[:2]
+    if block_table is None:
+        if cache_batch_idx is None and rows < batch:
+            raise ValueError(
+                f"k_cache: expected a row for each of {batch} sequences (or cache_batch_idx), "
+                f"got shape {tuple(k_cache.shape)}"
+            )
+    else:
+        if cache_batch_idx is not None:
+            raise ValueError(
+                "cache_batch_idx: only for a contiguous cache, got block_table too: select the "
+                "rows of block_table instead"
+            )
+        _check_block_table(block_table, batch, q.device)
+        if capacity < 1:
+            raise ValueError(
+                f"k_cache: expected pages of at least 1 token, got shape {tuple(k_cache.shape)}"
+            )
+        capacity = block_table.shape[1] * capacity
+    if capacity > MAX_ROWS:
+        raise ValueError(
+            f"{'k_cache' if block_table is None else 'block_table'}: expected a capacity of at "
+            f"most 2**30 tokens, got {capacity}"
+        )
+    return capacity
+
+
+def _check_block_table(block_table, batch, device):
+    require_tensor("block_table", block_table)
+    shape = block_table.shape
+    if block_table.dtype is not torch.int32 or len(shape) != 2 or shape[0] != batch:
+        raise ValueError(
+            f"block_table: expected int32 ({batch}, pages of a sequence), got "
+            f"{dtype_name(block_table.dtype)} with shape {tuple(shape)}"
+        )
+    if block_table.device != device:
+        raise ValueError(f"block_table: expected device {device} like q, got {block_table.device}")
+    if block_table.stride(1) != 1 and shape[1] > 1:
+        raise ValueError(
+            f"block_table: expected stride 1 in the last dim, got {tuple(block_table.stride())}"
+        )
+
+
+def _check_options(q, k_cache, v_cache, batch, alibi_slopes, sinks, out):
+    check_score_tensors(q, batch, alibi_slopes, sinks)
+    if out is not None:
+        check_out(out, q, (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)))
+
+
+def _check_new_tokens(q, k_cache, v_cache, batch, k_new, v_new):
+    """What gets appended, and that the cache can be written. Returns the number of new tokens."""
+    require_tensor("k_new", k_new)
+    require_tensor("v_new", v_new)
+    shape, cache_shape = k_new.shape, k_cache.shape
+    if (
+        len(shape) != 4
+        or shape[0] != batch
+        or shape[2] != cache_shape[2]
+        or shape[3] != cache_shape[3]
+    ):
+        raise ValueError(
+            f"k_new: expected shape ({batch}, s_new, {cache_shape[2]}, {cache_shape[3]}), "
+            f"got {tuple(shape)}"
+        )
+    if v_new.shape != shape:
+        raise ValueError(
+            f"v_new: expected shape {tuple(shape)} like k_new, got {tuple(v_new.shape)}"
+        )
+    check_storage(q, k_new, v_new, shape[3], "k_new", "v_new")
+    check_written("k_cache", k_cache, (("v_cache", v_cache),))
+    check_written("v_cache", v_cache, ())
+    return shape[1]
+
+
+def _check_rotary(q, k_new, rotary_cos, rotary_sin, rotary_interleaved):
+    """Returns the number of positions in the tables."""
+    if rotary_cos is None and rotary_sin is None:
+        raise ValueError(
+            "rotary_interleaved: only with rotary_cos and rotary_sin, got "
+            f"{rotary_interleaved!r} without them"
+        )
+    if k_new is None:
+        name = "rotary_cos" if rotary_cos is not None else "rotary_sin"
+        raise ValueError(f"{name}: only with new tokens (k_new, v_new), got none")
+    if rotary_interleaved is not True and rotary_interleaved is not False:
+        raise ValueError(f"rotary_interleaved: expected True or False, got {rotary_interleaved!r}")
+    require_tensor("rotary_cos", rotary_cos)
+    require_tensor("rotary_sin", rotary_sin)
+    shape, head_dim = rotary_cos.shape, q.shape[-1]
+    rotary_dim = 2 * shape[-1] if len(shape) == 2 else 0
+    if not 0 < rotary_dim <= head_dim or rotary_dim % 16 or not 0 < shape[0] <= MAX_ROWS:
+        raise ValueError(
+            "rotary_cos: expected shape (positions, rotary_dim / 2), 1 to 2**30 positions and a "
+            f"rotary_dim that is a multiple of 16 and at most {head_dim}, got {tuple(shape)}"
+        )
+    for name, table in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
+        if table.dtype is not q.dtype or table.shape != shape or table.device != q.device:
+            check_tensor(name, table, q, (q.dtype,), (tuple(shape),))
+        if not table.is_contiguous():
+            raise ValueError(
+                f"{name}: expected a contiguous tensor, got strides {tuple(table.stride())}"
+            )
+    return shape[0]
+
+
+def _check_length(length, capacity, new_tokens, positions):
+    """A length that the host knows."""
+    if not is_int(length):
+        got = "None" if length is None else repr(length)
+        raise ValueError(f"cache_seqlens: expected an int or an int32 tensor, got {got}")
+    if length < 0 or length + new_tokens > capacity:
+        new = f" - {new_tokens} new tokens" if new_tokens else ""
+        raise ValueError(
+            f"cache_seqlens: expected 0 to {capacity - new_tokens} (capacity {capacity}{new}), "
+            f"got {length}"
+        )
+    if positions is not None and length + new_tokens > positions:
+        raise ValueError(
+            f"cache_seqlens: {length} + {new_tokens} new tokens are more than the {positions} "
+            "positions of rotary_cos"
+        )
+
+
+def _check_splits(num_splits, split_size):
+    """Returns split_size as the operators take it, 0 when absent."""
+    if not is_int(num_splits) or not 0 <= num_splits <= _MAX_SPLITS:
+        raise ValueError(f"num_splits: expected 0 (automatic) to {_MAX_SPLITS}, got {num_splits!r}")
+    if split_size is None:
+        return 0
+    if not is_int(split_size) or split_size <= 0 or split_size % _SPLIT_GRANULE:
+        raise ValueError(
+            f"split_size: expected None or a positive multiple of {_SPLIT_GRANULE}, "
+            f"got {split_size!r}"
+        )
+    if num_splits > 0:
+        raise ValueError(
+            f"split_size: expected None with num_splits = {num_splits}, got {split_size}: one of "
+            "the two decides"
+        )
+    return split_size
+
+
+def _refuse_gradients(*tensors):
+    refuse_gradients("flash_fwd_splitkv", "q, k_cache, v_cache", *tensors)

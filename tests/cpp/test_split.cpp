@@ -1,0 +1,294 @@
+// core/split_plan.h and core/splitkv_plan.h: every key block belongs to one split, plans stay
+// within their bounds, and the parts of the workspace do not overlap.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/splitkv_plan.h"
+#include "packed_lengths.h"
+
+namespace {
+
+using flashattn::BlockRange;
+using flashattn::FlashSplitkvParams;
+using flashattn::Role;
+using flashattn::SplitkvPlan;
+using flashattn::SplitPlan;
+
+// Every block of `r` is in one split, in order and as clean as before. Returns the sizes.
+std::vector<int> expect_partition(BlockRange r, SplitPlan plan, int block_n) {
+  std::vector<int> sizes;
+  int next = r.begin;
+  for (int index = 0; index < plan.splits; ++index) {
+    BlockRange const part = flashattn::take_split(r, plan, index, block_n);
+    bool const ordered = part.begin <= part.clean_begin && part.clean_begin <= part.clean_end &&
+                         part.clean_end <= part.end;
+    EXPECT_TRUE(ordered) << "split " << index;
+    sizes.push_back(part.count());
+    if (part.count() == 0) { continue; }
+    EXPECT_EQ(part.begin, next) << "split " << index;
+    next = part.end;
+    for (int block = part.begin; block < part.end; ++block) {
+      EXPECT_EQ(part.is_clean(block), r.is_clean(block)) << "block " << block;
+    }
+  }
+  EXPECT_EQ(next, r.end);
+  return sizes;
+}
+
+// The same for all ranges, and all clean ranges in them, of up to `blocks` blocks.
+template <class Visit>
+void for_every_range(int blocks, Visit const& visit) {
+  for (int begin = 0; begin <= blocks; ++begin) {
+    for (int end = begin; end <= blocks; ++end) {
+      for (int clean_begin = begin; clean_begin <= end; ++clean_begin) {
+        for (int clean_end = clean_begin; clean_end <= end; ++clean_end) {
+          visit(BlockRange{begin, end, clean_begin, clean_end});
+        }
+      }
+    }
+  }
+}
+
+TEST(TakeSplit, EqualSharesHoldEveryBlockOnce) {
+  for_every_range(9, [](BlockRange r) {
+    for (int splits : {1, 2, 3, 7, 9, 10, 256}) {
+      for (int min_share : {1, 4}) {
+        std::vector<int> const sizes = expect_partition(r, {splits, 0, min_share}, 64);
+        int const used = std::max<int>(
+            1, std::count_if(sizes.begin(), sizes.end(), [](int n) { return n > 0; }));
+        EXPECT_TRUE(std::all_of(sizes.begin() + used, sizes.end(), [](int n) { return n == 0; }));
+        auto const [least, most] = std::minmax_element(sizes.begin(), sizes.begin() + used);
+        EXPECT_LE(*most - *least, 1);
+        if (used > 1) { EXPECT_LE((used - 1) * min_share, r.count()); }
+      }
+    }
+  });
+}
+
+TEST(TakeSplit, SharesOfLongSequencesDoNotOverflow) {
+  int const blocks = (1 << 30) / 32;
+  for (int splits : {2, 255, 256}) {
+    std::vector<int> sizes;
+    int next = 5;
+    for (int index = 0; index < splits; ++index) {
+      BlockRange const part = flashattn::take_split({5, blocks, 5, blocks}, {splits, 0}, index, 32);
+      EXPECT_EQ(part.begin, next);
+      next = part.end;
+    }
+    EXPECT_EQ(next, blocks);
+  }
+}
+
+// Whatever the capacity, and so the number of splits, a key lies in the split of its position.
+TEST(TakeSplit, FixedSizesCutByPosition) {
+  for (int block_n : {32, 64}) {
+    for (int split_size : {64, 128, 320}) {
+      for_every_range(12, [&](BlockRange r) {
+        int const blocks = split_size / block_n;
+        for (int splits : {flashattn::ceil_div(r.end, blocks), 40}) {
+          if (splits == 0) { continue; }
+          SplitPlan const plan{splits, split_size};
+          expect_partition(r, plan, block_n);
+          for (int block = r.begin; block < r.end; ++block) {
+            BlockRange const part = flashattn::take_split(r, plan, block / blocks, block_n);
+            EXPECT_TRUE(block >= part.begin && block < part.end) << "block " << block;
+          }
+        }
+      });
+    }
+  }
+}
+
+FlashSplitkvParams call(int batch, int heads, int heads_kv, int head_dim, int seqlen_q,
+                        int capacity) {
+  FlashSplitkvParams params;
+  params.fwd.shape = {.batch = batch,
+                      .heads = heads,
+                      .heads_kv = heads_kv,
+                      .head_dim = head_dim,
+                      .seqlen_q = seqlen_q,
+                      .seqlen_k = capacity};
+  params.cache.rows = batch;
+  return params;
+}
+
+int64_t bytes_of_parts(FlashSplitkvParams const& params, int splits) {
+  return splits > 1 ? splits * flashattn::partial_bytes(params.fwd) : 0;
+}
+
+TEST(PlanSplits, AutomaticStaysWithinItsBounds) {
+  for (int multiprocessors : {1, 16, 76, 108, 132, 1000}) {
+    for (int batch : {1, 8, 4096}) {
+      for (int capacity : {0, 1, 64, 255, 257, 4096, 131072, 1 << 30}) {
+        for (int64_t tiles : {int64_t(1), int64_t(batch), int64_t(1) << 40}) {
+          FlashSplitkvParams const params = call(batch, 64, 8, 256, 1, capacity);
+          SplitPlan const plan = flashattn::plan_splits(params, multiprocessors, tiles);
+          EXPECT_GE(plan.splits, 1);
+          EXPECT_LE(plan.splits, flashattn::kMaxSplits);
+          EXPECT_LE(plan.splits,
+                    std::max(1, flashattn::ceil_div(capacity, flashattn::kSplitGranule)));
+          EXPECT_LE(bytes_of_parts(params, plan.splits), flashattn::kMaxPartialBytes);
+          EXPECT_EQ(plan.split_size, 0);
+        }
+      }
+    }
+  }
+}
+
+// C45: an empty GPU is filled, a full one is left alone, and no split is without work.
+TEST(PlanSplits, FillsTheMultiprocessors) {
+  for (int multiprocessors : {16, 76, 108, 132}) {
+    for (int sequences : {1, 8, 4096}) {
+      for (int blocks : {1, 2, 9}) {  // of 256 keys
+        for (int head_dim : {128, 256}) {
+          SCOPED_TRACE(std::to_string(multiprocessors) + " multiprocessors, " +
+                       std::to_string(sequences) + " sequences, " + std::to_string(blocks) +
+                       " blocks");
+          FlashSplitkvParams const params = call(sequences, 1, 1, head_dim, 1, blocks * 256);
+          int const splits = flashattn::plan_splits(params, multiprocessors, sequences).splits;
+          EXPECT_LE(splits, blocks);
+          if (sequences <= multiprocessors && blocks > 1) { EXPECT_GT(splits, 1); }
+          if (sequences > 2 * multiprocessors) { EXPECT_EQ(splits, 1); }
+        }
+      }
+    }
+  }
+}
+
+// C43: thousands of sequences of one row must not ask for gigabytes.
+TEST(PlanSplits, ThousandsOfOneRowSequences) {
+  std::vector<int> const cu = packed::prefix_sums(std::vector<int>(4096, 1));
+  for (int capacity : {4096, 131072}) {
+    FlashSplitkvParams params = call(4096, 64, 8, 128, 1, capacity);
+    params.fwd.lengths = packed::packed_q(cu, 4096);
+    SplitkvPlan const plan = flashattn::plan_splitkv(params, 90, 128, 132);
+    EXPECT_LE(static_cast<int64_t>(plan.workspace_bytes), flashattn::kMaxPartialBytes + 256);
+  }
+}
+
+TEST(PlanSplits, GivenNumbersAreKept) {
+  for (int capacity : {0, 1, 64, 1000, 131072}) {
+    FlashSplitkvParams params = call(4, 8, 2, 64, 1, capacity);
+    for (int num_splits : {1, 2, 7, 256}) {
+      params.split = {.num_splits = num_splits};
+      SplitPlan const plan = flashattn::plan_splits(params, 132, 8);
+      EXPECT_EQ(plan.splits, num_splits);
+      EXPECT_EQ(plan.min_share, 1);  // more splits than blocks are legal, and then some are empty
+    }
+    for (int split_size : {64, 192, 4096}) {
+      params.split = {.split_size = split_size};
+      SplitPlan const plan = flashattn::plan_splits(params, 132, 8);
+      EXPECT_EQ(plan.split_size, split_size);
+      EXPECT_GE(int64_t(plan.splits) * split_size, capacity);
+      EXPECT_LT(int64_t(plan.splits - 1) * split_size, std::max(capacity, 1));
+    }
+  }
+}
+
+TEST(DecodePack, TheLargestDivisorOfTheGroupThatFits) {
+  flashattn::Shape no_queries;  // only new tokens for the cache
+  no_queries.heads_kv = 2;
+  EXPECT_EQ(flashattn::decode_pack(no_queries, 16), 1);
+  for (int heads_kv : {1, 3}) {
+    for (int group = 1; group <= 300; ++group) {
+      flashattn::Shape shape;
+      shape.heads = group * heads_kv;
+      shape.heads_kv = heads_kv;
+      for (int rows : {16, 64}) {
+        int expected = 0;
+        for (int pack = 1; pack <= rows; ++pack) { expected = group % pack == 0 ? pack : expected; }
+        EXPECT_EQ(flashattn::decode_pack(shape, rows), expected) << group;
+      }
+    }
+  }
+}
+
+template <class Visit>
+void for_every_plan(Visit const& visit) {
+  for (auto [heads, heads_kv] : {std::pair{4, 4}, {8, 2}, {5, 1}, {48, 2}, {17, 1}}) {
+    for (int head_dim : {40, 128, 256}) {
+      for (int seqlen_q : {1, 3, 16, 17, 200}) {
+        for (bool packed_q : {false, true}) {
+          std::vector<int> const cu = packed::prefix_sums({1, seqlen_q, 0});
+          FlashSplitkvParams params = call(3, heads, heads_kv, head_dim, seqlen_q, 1000);
+          if (packed_q) { params.fwd.lengths = packed::packed_q(cu, cu.back()); }
+          SCOPED_TRACE(std::to_string(heads) + "/" + std::to_string(heads_kv) +
+                       " heads, head dim " + std::to_string(head_dim) + ", " +
+                       std::to_string(seqlen_q) + " rows" + (packed_q ? ", packed" : ""));
+          visit(params, head_dim == 40 ? 64 : head_dim);
+        }
+      }
+    }
+  }
+}
+
+// Sequences of up to seqlen_q rows: each finds the launch of its role, and decode tiles hold them.
+TEST(SplitkvPlan, EverySequenceHasARole) {
+  for_every_plan([](FlashSplitkvParams const& params, int kernel_head_dim) {
+    SplitkvPlan const plan = flashattn::plan_splitkv(params, 90, kernel_head_dim, 132);
+    flashattn::Shape const& shape = params.fwd.shape;
+    int const rows = flashattn::tile_shape(90, Role::kDecode, kernel_head_dim).m;
+    EXPECT_GE(plan.decode.tile_tokens, 1);
+    EXPECT_LE(plan.decode.row_map.rows(plan.decode.tile_tokens), rows);
+    bool const packed_q = params.fwd.lengths.cu_seqlens_q != nullptr;
+    for (int len_q = packed_q ? 1 : shape.seqlen_q; len_q <= shape.seqlen_q; ++len_q) {
+      EXPECT_TRUE(len_q <= plan.decode.tile_tokens ? plan.may_decode : plan.may_chunk) << len_q;
+    }
+    EXPECT_EQ(plan.rows, flashattn::query_rows(params.fwd) * shape.heads);
+
+    std::set<std::pair<int, int>> visited;
+    for (int64_t index = 0; index < plan.decode.tiles; ++index) {
+      flashattn::WorkTile const tile = flashattn::decode_tile_of(shape, index);
+      EXPECT_EQ(tile.m_block, 0);
+      EXPECT_TRUE(tile.batch >= 0 && tile.batch < shape.batch && tile.head >= 0);
+      EXPECT_LE((tile.head + 1) * plan.decode.row_map.pack(), shape.heads);
+      visited.insert({tile.batch, tile.head});
+    }
+    EXPECT_EQ(static_cast<int64_t>(visited.size()), plan.decode.tiles);
+    EXPECT_EQ(plan.decode.tiles * plan.decode.row_map.pack(), int64_t(shape.batch) * shape.heads);
+  });
+}
+
+TEST(SplitkvPlan, PartsOfTheWorkspaceDoNotOverlap) {
+  for_every_plan([](FlashSplitkvParams params, int kernel_head_dim) {
+    for (int num_splits : {0, 1, 5}) {
+      for (int rotary_dim : {0, 16}) {
+        params.split.num_splits = num_splits;
+        params.append.rotary_dim = rotary_dim;
+        params.workspace = nullptr;
+        SplitkvPlan const asked = flashattn::plan_splitkv(params, 90, kernel_head_dim, 132);
+        EXPECT_TRUE(!asked.out_partial && !asked.lse_partial && !asked.rotated_q);
+        params.workspace = reinterpret_cast<void*>(uintptr_t(1) << 40);
+        SplitkvPlan const plan = flashattn::plan_splitkv(params, 90, kernel_head_dim, 132);
+        EXPECT_EQ(plan.workspace_bytes, asked.workspace_bytes);
+
+        int64_t const rows = plan.rows, head_dim = params.fwd.shape.head_dim,
+                      splits = plan.split.splits;
+        std::vector<std::pair<void*, int64_t>> parts;
+        if (splits > 1) {
+          parts.push_back({plan.out_partial, splits * rows * head_dim * 4});
+          parts.push_back({plan.lse_partial, splits * rows * 4});
+        }
+        if (rotary_dim > 0) { parts.push_back({plan.rotated_q, rows * head_dim * 2}); }
+        int64_t end = 0;
+        for (auto [pointer, bytes] : parts) {
+          int64_t const begin = static_cast<char*>(pointer) - static_cast<char*>(params.workspace);
+          EXPECT_GE(begin, end);
+          EXPECT_EQ(begin % 128, 0);
+          end = begin + bytes;
+        }
+        EXPECT_LE(end, static_cast<int64_t>(plan.workspace_bytes));
+        EXPECT_EQ(plan.workspace_bytes == 0, parts.empty());
+      }
+    }
+  });
+}
+
+}  // namespace
