@@ -36,7 +36,9 @@ std::string to_list(std::integer_sequence<int, kNumbers...>, std::string const& 
 }
 
 void check_cuda(cudaError_t status, char const* what) {
-  if (status != cudaSuccess) { throw CudaError(std::string(what) + ": " + cudaGetErrorString(status)); }
+  if (status == cudaSuccess) { return; }
+  cudaGetLastError();  // or the next launch would report it again
+  throw CudaError(std::string(what) + ": " + cudaGetErrorString(status));
 }
 
 // 90 for compute capability 9.0.
@@ -120,13 +122,35 @@ SplitkvPlan cuda_plan_splitkv(FlashSplitkvParams const& params) {
                       multiprocessors);
 }
 
+// PTX of one architecture may meet a GPU with less shared memory than its tiles were made for.
+void check_shared_memory(int arch, int head_dim) {
+  int device = 0, limit = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+             "cudaDeviceGetAttribute");
+  int const kernel = kernel_head_dim(head_dim);
+  int const needed = smem_bytes(tile_shape(arch, Role::kDecode, kernel), kernel);
+  if (needed > limit) {
+    int const capability = capability_of_current_device();
+    throw Unsupported("flash_fwd_splitkv: the kernel of sm_" + std::to_string(arch) + " needs " +
+                      std::to_string(needed) + " bytes of shared memory, this GPU has " + std::to_string(limit) +
+                      ". Rebuild with TORCH_CUDA_ARCH_LIST=" + std::to_string(capability / 10) + "." +
+                      std::to_string(capability % 10));
+  }
+}
+
 void cuda_flash_fwd_splitkv(FlashSplitkvParams params, cudaStream_t stream) {
   SplitkvPlan const plan = cuda_plan_splitkv(params);
   if (plan.workspace_bytes > 0 && params.workspace == nullptr) {
     throw InvalidArgument("workspace: expected " + std::to_string(plan.workspace_bytes) +
                           " bytes (splitkv_workspace_size), got null");
   }
-  Kernels const kernels = find_kernels(params.fwd, arch_of_current_device());
+  if (reinterpret_cast<uintptr_t>(params.workspace) % 128 != 0) {
+    throw InvalidArgument("workspace: expected a pointer aligned to 128 bytes, got one that is not");
+  }
+  int const arch = arch_of_current_device();
+  check_shared_memory(arch, params.fwd.shape.head_dim);
+  Kernels const kernels = find_kernels(params.fwd, arch);
   if (params.append.seqlen > 0 || params.append.rotary_dim > 0) {
     launch_append_kv(params, plan.page_size, plan.rotated_q, stream);
     if (plan.rotated_q != nullptr) {
@@ -138,7 +162,7 @@ void cuda_flash_fwd_splitkv(FlashSplitkvParams params, cudaStream_t stream) {
   kernels.flash_fwd_splitkv(params, plan, stream);
   if (plan.split.splits > 1) {
     launch_combine(combine_params(params.fwd, plan.split.splits, plan.rows, plan.out_partial, plan.lse_partial),
-                   stream, /*overlap=*/arch_of_current_device() >= 90);
+                   stream, /*overlap=*/arch >= 90);
   }
 }
 

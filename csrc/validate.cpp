@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -70,8 +71,9 @@ void check_score(Score const& score, Window window) {
   check_range("window.left", window.left, -1, INT32_MAX);
   check_range("window.right", window.right, -1, INT32_MAX);
   if (!std::isfinite(score.scale)) { reject("scale", score.scale, "a finite number"); }
-  if (!std::isfinite(score.softcap) || score.softcap < 0.f) {
-    reject("softcap", score.softcap, "a finite number >= 0 (0 is off)");
+  bool const subnormal = score.softcap != 0.f && score.softcap < std::numeric_limits<float>::min();
+  if (!std::isfinite(score.softcap) || score.softcap < 0.f || subnormal) {
+    reject("softcap", score.softcap, "a finite, normal number > 0, or 0 (off)");
   }
   if (score.alibi_batch_stride < 0) {
     reject("alibi_batch_stride", score.alibi_batch_stride, "a number >= 0");
@@ -143,6 +145,13 @@ void check_append(FlashSplitkvParams const& p) {
   check_range("append.rotary_dim", append.rotary_dim, 16, p.fwd.shape.head_dim);
   if (append.rotary_dim % 16 != 0) { reject("append.rotary_dim", append.rotary_dim, "a multiple of 16"); }
   check_range("append.max_position", append.max_position, 1, INT32_MAX);
+  if (p.cache.seqlens == nullptr) {
+    bool const one_after_the_other = p.fwd.window.left >= 0 || p.fwd.window.right >= 0;
+    int const queries = one_after_the_other ? p.fwd.shape.seqlen_q : (p.fwd.shape.seqlen_q > 0 ? 1 : 0);
+    int64_t const tokens = append.seqlen > queries ? append.seqlen : queries;
+    check_range("cache.seqlen + the larger of new tokens and queries", p.cache.seqlen + tokens, 0,
+                append.max_position);
+  }
   if (append.rotary_cos == nullptr || append.rotary_sin == nullptr) {
     throw InvalidArgument("append.rotary_cos, append.rotary_sin: expected two pointers, got null");
   }

@@ -14,6 +14,9 @@ MAX_ROWS = 2**30  # so that positions and their differences fit 32 bits
 NO_BOUND = -1
 
 
+SMALLEST_FLOAT32 = 2.0**-126  # with all its bits; the reciprocal of a smaller one is infinite
+
+
 def check_score(head_dim, softmax_scale, causal, window_size, softcap):
     """Returns (scale, left, right, softcap) as the operators take them."""
     scale = head_dim**-0.5 if softmax_scale is None else finite("softmax_scale", softmax_scale)
@@ -46,8 +49,10 @@ def check_window(window_size):
 
 def check_softcap(softcap):
     value = finite("softcap", softcap)
-    if value < 0:
-        raise ValueError(f"softcap: expected 0 (off) or a positive number, got {value}")
+    if value < 0 or 0 < value < SMALLEST_FLOAT32:
+        raise ValueError(
+            f"softcap: expected 0 (off) or a positive number from {SMALLEST_FLOAT32:.3g} on, got {value}"
+        )
     return value
 
 

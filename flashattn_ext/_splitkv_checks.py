@@ -34,6 +34,7 @@ from ._tensor_checks import (
 )
 
 _MAX_SPLITS = 256
+_MAX_FIXED_SPLITS = 65535  # what one dimension of a grid holds
 _SPLIT_GRANULE = 64
 
 
@@ -70,7 +71,7 @@ def check_call(
         _refuse_gradients(q, k_cache, v_cache)
     if on_host:
         _check_length(cache_seqlens, capacity, new_tokens, positions)
-    split_size = _check_splits(num_splits, split_size)
+    split_size = _check_splits(num_splits, split_size, capacity)
     if _lengths.wanted(q):
         _lengths.check_cache(
             q, k_cache, cache_seqlens, block_table, cu_seqlens_q, max_seqlen_q, new_tokens,
@@ -101,7 +102,7 @@ def check_op(
     finite("softmax_scale", softmax_scale)
     check_softcap(softcap)
     check_window((window_left, window_right))
-    _check_splits(num_splits, split_size or None)
+    _check_splits(num_splits, split_size or None, capacity)
     if lse is not None:
         check_lse_out(q, lse)
 
@@ -273,7 +274,7 @@ def _check_length(length, capacity, new_tokens, positions):
         )
 
 
-def _check_splits(num_splits, split_size):
+def _check_splits(num_splits, split_size, capacity):
     """Returns split_size as the operators take it, 0 when absent."""
     if not is_int(num_splits) or not 0 <= num_splits <= _MAX_SPLITS:
         raise ValueError(f"num_splits: expected 0 (automatic) to {_MAX_SPLITS}, got {num_splits!r}")
@@ -283,6 +284,11 @@ def _check_splits(num_splits, split_size):
         raise ValueError(
             f"split_size: expected None or a positive multiple of {_SPLIT_GRANULE}, "
             f"got {split_size!r}"
+        )
+    if capacity > split_size * _MAX_FIXED_SPLITS:
+        raise ValueError(
+            f"split_size: expected at most {_MAX_FIXED_SPLITS} splits of a capacity of {capacity}, "
+            f"got {split_size}"
         )
     if num_splits > 0:
         raise ValueError(

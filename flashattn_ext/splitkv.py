@@ -69,7 +69,7 @@ def flash_fwd_splitkv(
             faster; the result does not depend on it, but for rounding when splits are automatic.
         k_new, v_new: ``(b, s_new, hk, d)``: written into the cache, in place, as tokens
             ``cache_seqlens`` to ``cache_seqlens + s_new - 1``, and then attended to.
-            `cache_seqlens` itself is left as it is.
+            `cache_seqlens` itself is left as it is. They must not overlap the cache.
         cache_batch_idx: int32 ``(b,)``, contiguous cache only: the cache row of each sequence
             (default: row ``n`` for sequence ``n``).
         cache_leftpad: int32 ``(b,)``: tokens 0 to ``cache_leftpad - 1`` do not exist, so

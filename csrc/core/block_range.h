@@ -20,6 +20,19 @@ struct BlockRange {
   FA_HD bool is_clean(int block) const { return block >= clean_begin && block < clean_end; }
 };
 
+// Keys [begin, end) that at least one row of a tile sees. What lies outside is not loaded.
+struct KeyRange {
+  int begin;
+  int end;
+
+  FA_HD bool has(int key) const { return unsigned(key - begin) < unsigned(end - begin); }
+};
+
+FA_HD KeyRange visible_keys(VisibleBand const& band, int first_row, int last_row) {
+  int const begin = band.begin(first_row), end = band.end(last_row);
+  return {begin, end > begin ? end : begin};
+}
+
 // For query rows first_row ... last_row, both inclusive.
 FA_HD BlockRange visible_blocks(VisibleBand const& band, int first_row, int last_row, int block_n) {
   int const any_begin = band.begin(first_row), any_end = band.end(last_row);

@@ -17,7 +17,7 @@ constexpr int64_t kMaxPartialBytes = int64_t(256) << 20;  // of partial results,
 struct SplitPlan {
   int splits;
   int split_size;     // tokens; 0: equal shares of what is really there
-  int min_share = 1;  // blocks: a sequence too short for it uses fewer splits
+  int min_keys = 1;  // of a split: a sequence too short for it uses fewer splits
 };
 
 FA_HD int64_t query_rows(FlashFwdParams const& p) {
@@ -51,7 +51,7 @@ inline SplitPlan plan_splits(FlashSplitkvParams const& params, int multiprocesso
   splits = splits < useful ? splits : useful;
   splits = splits < affordable ? splits : affordable;
   splits = splits < kMaxSplits ? splits : kMaxSplits;
-  return {splits > 1 ? static_cast<int>(splits) : 1, 0, kMinKeys / kSplitGranule};
+  return {splits > 1 ? static_cast<int>(splits) : 1, 0, kMinKeys};
 }
 
 // Split `index` of `plan`'s splits, out of the blocks [r.begin, r.end) of block_n keys. Equal shares
@@ -65,7 +65,8 @@ FA_HD BlockRange take_split(BlockRange r, SplitPlan plan, int index, int block_n
     end = begin + blocks;
   } else {
     int const count = r.end - r.begin;
-    int const useful = ceil_div(count, plan.min_share);
+    int const min_blocks = plan.min_keys > block_n ? plan.min_keys / block_n : 1;
+    int const useful = ceil_div(count, min_blocks);
     int const used = useful < plan.splits ? useful : plan.splits;
     begin = index < used ? r.begin + static_cast<int>(int64_t(count) * index / used) : r.end;
     end = index < used ? r.begin + static_cast<int>(int64_t(count) * (index + 1) / used) : r.end;

@@ -53,10 +53,16 @@ constexpr TileShape chunk_tile(int head_dim) {
 }
 
 // Decoding is bound by memory: what counts is bytes in flight, so the rows are few (one MMA) and the
-// stages as many as leave room for two thread blocks on a multiprocessor, up to head dim 192.
+// stages as many as leave room for two thread blocks on a multiprocessor. From sm_90 on, head dims over
+// 192 take the room of both. Machine code of sm_80 also runs on sm_86 and sm_89 and has to fit there.
+constexpr int decode_room(int arch, int head_dim) {
+  if (arch < 90) { return 80 * 1024; }
+  return head_dim <= 192 && smem_limit(arch) > 112 * 1024 ? 112 * 1024 : smem_limit(arch);
+}
+
 constexpr TileShape decode_tile(int arch, int head_dim) {
   TileShape tile{16, 64, 4, 1, false, 4};
-  int const room = head_dim <= 192 && smem_limit(arch) > 112 * 1024 ? 112 * 1024 : smem_limit(arch);
+  int const room = decode_room(arch, head_dim);
   while (tile.stages < 4) {
     ++tile.stages;
     if (smem_bytes(tile, head_dim) > room) { return {16, 64, 4, tile.stages - 1, false, 4}; }

@@ -120,7 +120,8 @@ void flash_splitkv_fwd(FlashSplitkvParams const& params) {
 
 void flash_splitkv_fwd(FlashSplitkvParams const& params, Variant const& variant) {
   Shape const& shape = params.fwd.shape;
-  if (shape.batch == 0 || shape.heads == 0 || shape.heads_kv == 0) { return; }
+  if (shape.batch == 0 || shape.heads_kv == 0) { return; }
+  if (shape.heads == 0) { return append_kv(params, nullptr); }
   if (params.append.rotary_dim == 0) {
     append_kv(params, nullptr);
     return attend(params, variant);

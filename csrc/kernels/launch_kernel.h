@@ -12,6 +12,7 @@ namespace flashattn {
 
 inline void check_cuda(char const* function, cudaError_t status, char const* what) {
   if (status != cudaSuccess) {
+    cudaGetLastError();  // or the next launch would report it again
     throw CudaError(std::string(function) + ": " + what + ": " + cudaGetErrorString(status));
   }
 }

@@ -77,7 +77,10 @@ class Epilogue {
       float const sink = sink_ && tile_.has_row(row) ? load_sink(params_.score, tile_.head(row)) : -kInfinity;
       SoftmaxResult const result = softmax.finish(i, sink);
       CUTE_UNROLL
-      for (int col = 0; col < size<1>(out); ++col) { out(i, col) *= result.factor; }
+      for (int col = 0; col < size<1>(out); ++col) {
+        // By selection: a row without keys is 0 even where V, which others of the tile see, is not finite.
+        out(i, col) = result.factor == 0.f ? 0.f : out(i, col) * result.factor;
+      }
       // All threads of a row know the result; the one with column 0 in the first key warp writes.
       bool const first = Traits::kKeyWarps == 1 || threadIdx.x < 32;
       if (first && get<1>(coords(i, 0)) == 0 && tile_.has_row(row)) { store_lse(row, result.lse); }

@@ -21,8 +21,8 @@ __global__ void __launch_bounds__(Traits::kThreads)
 
   load_queries<Traits>(params, tile, smem.q);
   int const head_kv = tile.first_head / (params.shape.heads / params.shape.heads_kv);
-  ContiguousKv<Traits> const source(params, tile.seq, head_kv);
   ScoreEditor const editor(params, tile);
+  ContiguousKv<Traits> const source(params, tile.seq, head_kv, editor.keys());
   Mainloop<Traits> mainloop(smem, editor);
   mainloop.run(source, editor.blocks(Traits::kBlockN));
 

@@ -8,8 +8,8 @@
 namespace flashattn::sm80 {
 
 // What the main loop asks of a source: start copying a block to shared memory, first its keys, then
-// its values. Rows that are no key become zeros: a masked key has probability 0, but 0 · NaN would
-// still be NaN. has_holes() is the same for all threads; then is_key(j) tells which keys below len_k
+// its values. Rows outside of `keys`, which no row of the tile sees, become zeros: a masked key has
+// probability 0, but 0 · NaN would still be NaN. has_holes() is the same for all threads; then is_key(j) tells which keys below len_k
 // do not exist.
 template <class Source, class Element>
 concept KvSource = requires(Source& source, int block, Element* smem, int key) {
@@ -25,12 +25,12 @@ class ContiguousKv {
  public:
   using Element = typename Traits::Element;
 
-  CUTE_DEVICE ContiguousKv(FlashFwdParams const& params, SequenceInfo const& seq, int head_kv)
+  CUTE_DEVICE ContiguousKv(FlashFwdParams const& params, SequenceInfo const& seq, int head_kv, KeyRange keys)
       : k_(static_cast<Element const*>(params.k.data) + key_offset(params.k, seq, head_kv)),
         v_(static_cast<Element const*>(params.v.data) + key_offset(params.v, seq, head_kv)),
         k_row_stride_(params.k.row_stride),
         v_row_stride_(params.v.row_stride),
-        len_k_(seq.len_k),
+        keys_(keys),
         head_dim_(params.shape.head_dim) {}
 
   CUTE_DEVICE void load_k(int block, Element* smem) const { load(k_, k_row_stride_, block, smem); }
@@ -44,7 +44,7 @@ class ContiguousKv {
     Element const* rows = base + first_key * row_stride;
     copy_.load_async(
         smem, head_dim_, [&](int row) { return rows + row * row_stride; },
-        [&](int row) { return first_key + row < len_k_; });
+        [&](int row) { return keys_.has(first_key + row); });
   }
 
   TileCopy<Traits, Traits::kBlockN> const copy_;
@@ -52,7 +52,7 @@ class ContiguousKv {
   Element const* const v_;
   int64_t const k_row_stride_;
   int64_t const v_row_stride_;
-  int const len_k_;
+  KeyRange const keys_;
   int const head_dim_;
 };
 
@@ -65,12 +65,13 @@ class CacheKv {
   using Copy = TileCopy<Traits, Traits::kBlockN>;
 
   CUTE_DEVICE CacheKv(FlashSplitkvParams const& params, FastDivisor page_size, SequenceInfo const& seq,
-                      int head_kv, int* holes)
+                      int head_kv, KeyRange keys, int* holes)
       : params_(params),
         seq_(seq),
         page_size_(page_size),
         k_(static_cast<Element const*>(params.fwd.k.data) + head_kv * params.fwd.k.head_stride),
         v_(static_cast<Element const*>(params.fwd.v.data) + head_kv * params.fwd.v.head_stride),
+        keys_(keys),
         holes_(holes) {}
 
   CUTE_DEVICE void load_k(int block, Element* smem) {
@@ -80,7 +81,7 @@ class CacheKv {
   CUTE_DEVICE void load_v(int, Element* smem) const { load(v_, params_.fwd.v, smem); }
   CUTE_DEVICE bool has_holes() const { return *holes_ != 0; }
   CUTE_DEVICE bool is_key(int key) const {
-    return key >= seq_.len_k || cache_slot(params_.cache, page_size_, seq_, seq_.k_begin + key).index >= 0;
+    return !keys_.has(key) || cache_slot(params_.cache, page_size_, seq_, seq_.k_begin + key).index >= 0;
   }
 
  private:
@@ -91,7 +92,7 @@ class CacheKv {
     for (int step = 0; step < kSteps; ++step) {
       int const row = copy_.row + step * Copy::kRowsPerStep, key = first_key + row;
       slots_[step] = {-1, 0};
-      if (row >= Traits::kBlockN || key >= seq_.len_k) { continue; }
+      if (row >= Traits::kBlockN || !keys_.has(key)) { continue; }
       slots_[step] = cache_slot(params_.cache, page_size_, seq_, seq_.k_begin + key);
       if (slots_[step].index < 0) { *holes_ = 1; }
     }
@@ -114,6 +115,7 @@ class CacheKv {
   FastDivisor const page_size_;
   Element const* const k_;
   Element const* const v_;
+  KeyRange const keys_;
   int* const holes_;
   CacheSlot slots_[kSteps];  // of the block whose keys were loaded last
 };

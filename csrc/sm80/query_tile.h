@@ -38,6 +38,10 @@ struct QueryTile {
     return query_offset(t, seq, head(row)) + token(row) * t.row_stride;
   }
 
+  FA_HD KeyRange visible_keys(VisibleBand const& band) const {
+    return flashattn::visible_keys(band, first_token, first_token + tokens - 1);
+  }
+
   FA_HD BlockRange visible_blocks(VisibleBand const& band, int block_n) const {
     return flashattn::visible_blocks(band, first_token, first_token + tokens - 1, block_n);
   }

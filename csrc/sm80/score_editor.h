@@ -19,6 +19,8 @@ class ScoreEditor {
 
   CUTE_DEVICE float exponent_scale() const { return mod_.exponent_scale; }
 
+  CUTE_DEVICE KeyRange keys() const { return tile_.visible_keys(band_); }
+
   // The blocks that the tile needs. When every score is edited, none of them is clean.
   CUTE_DEVICE BlockRange blocks(int block_n) const {
     BlockRange range = tile_.visible_blocks(band_, block_n);

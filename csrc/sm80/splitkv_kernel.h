@@ -17,23 +17,10 @@ FA_HD bool is_decoded(SequenceInfo const& seq, ForwardPlan const& decode) {
   return seq.len_q <= decode.tile_tokens;
 }
 
-template <class Traits, Role kRole>
-__global__ void __launch_bounds__(Traits::kThreads)
-    flash_fwd_splitkv_kernel(__grid_constant__ FlashSplitkvParams const params,
-                             __grid_constant__ SplitkvPlan const plan) {
-  extern __shared__ __align__(128) char smem_bytes_of_block[];
-  auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_bytes_of_block);
+template <class Traits>
+CUTE_DEVICE void attend_split(FlashSplitkvParams const& params, SplitkvPlan const& plan, QueryTile const& tile,
+                              int split, typename Traits::SharedStorage& smem) {
   FlashFwdParams const& fwd = params.fwd;
-  let_next_kernel_start();
-
-  ForwardPlan const& tiles = kRole == Role::kDecode ? plan.decode : plan.chunk;
-  WorkTile const work = kRole == Role::kDecode ? decode_tile_of(fwd.shape, blockIdx.x)
-                                               : work_tile(fwd.shape, fwd.lengths, tiles.tile_tokens, blockIdx.x);
-  SequenceInfo const seq = cache_sequence_info(params, work.batch);
-  QueryTile const tile(seq, tiles, work);
-  if (tile.empty() || is_decoded(seq, plan.decode) != (kRole == Role::kDecode)) { return; }
-
-  int const split = blockIdx.y;
   PartialOutput partial;
   if (plan.split.splits > 1) {
     partial.out = plan.out_partial + split * plan.rows * fwd.shape.head_dim;
@@ -51,10 +38,37 @@ __global__ void __launch_bounds__(Traits::kThreads)
   __syncthreads();
   load_queries<Traits>(fwd, tile, smem.q);
   int const head_kv = tile.first_head / (fwd.shape.heads / fwd.shape.heads_kv);
-  CacheKv<Traits> source(params, plan.page_size, tile.seq, head_kv, &smem.holes);
+  CacheKv<Traits> source(params, plan.page_size, tile.seq, head_kv, editor.keys(), &smem.holes);
   Mainloop<Traits> mainloop(smem, editor);
   mainloop.run(source, blocks);
   epilogue.store(mainloop.acc(), mainloop.softmax(), smem);
+}
+
+template <class Traits, Role kRole>
+__global__ void __launch_bounds__(Traits::kThreads)
+    flash_fwd_splitkv_kernel(__grid_constant__ FlashSplitkvParams const params,
+                             __grid_constant__ SplitkvPlan const plan) {
+  extern __shared__ __align__(128) char smem_bytes_of_block[];
+  auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_bytes_of_block);
+  Shape const& shape = params.fwd.shape;
+  if (plan.split.splits > 1) { let_next_kernel_start(); }  // the merge
+
+  if constexpr (kRole == Role::kDecode) {
+    WorkTile work = decode_tile_of(shape, blockIdx.x);
+    SequenceInfo const seq = cache_sequence_info(params, work.batch);
+    if (plan.may_chunk && !is_decoded(seq, plan.decode)) { return; }
+    // One tile, unless a sequence is longer than the caller's max_seqlen_q said.
+    int const blocks = ceil_div(seq.len_q, plan.decode.tile_tokens);
+    for (work.m_block = 0; work.m_block < blocks; ++work.m_block) {
+      attend_split<Traits>(params, plan, QueryTile(seq, plan.decode, work), blockIdx.y, smem);
+    }
+  } else {
+    WorkTile const work = work_tile(shape, params.fwd.lengths, plan.chunk.tile_tokens, blockIdx.x);
+    SequenceInfo const seq = cache_sequence_info(params, work.batch);
+    QueryTile const tile(seq, plan.chunk, work);
+    if (tile.empty() || is_decoded(seq, plan.decode)) { return; }
+    attend_split<Traits>(params, plan, tile, blockIdx.y, smem);
+  }
 }
 
 template <DType kDType, int kHeadDim, int kArch, Role kRole>

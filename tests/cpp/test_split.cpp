@@ -60,7 +60,7 @@ TEST(TakeSplit, EqualSharesHoldEveryBlockOnce) {
   for_every_range(9, [](BlockRange r) {
     for (int splits : {1, 2, 3, 7, 9, 10, 256}) {
       for (int min_share : {1, 4}) {
-        std::vector<int> const sizes = expect_partition(r, {splits, 0, min_share}, 64);
+        std::vector<int> const sizes = expect_partition(r, {splits, 0, min_share * 64}, 64);
         int const used = std::max<int>(
             1, std::count_if(sizes.begin(), sizes.end(), [](int n) { return n > 0; }));
         EXPECT_TRUE(std::all_of(sizes.begin() + used, sizes.end(), [](int n) { return n == 0; }));
@@ -180,7 +180,7 @@ TEST(PlanSplits, GivenNumbersAreKept) {
       params.split = {.num_splits = num_splits};
       SplitPlan const plan = flashattn::plan_splits(params, 132, 8);
       EXPECT_EQ(plan.splits, num_splits);
-      EXPECT_EQ(plan.min_share, 1);  // more splits than blocks are legal, and then some are empty
+      EXPECT_EQ(plan.min_keys, 1);  // more splits than blocks are legal, and then some are empty
     }
     for (int split_size : {64, 192, 4096}) {
       params.split = {.split_size = split_size};

@@ -46,6 +46,13 @@ TEST(TileTable, SharedMemoryFitsEverywhere) {
   });
 }
 
+// Machine code of sm_80 is what sm_86 and sm_89 run when they were not built for.
+TEST(TileTable, Sm80FitsItsWholeGeneration) {
+  for_every_kernel([](int arch, int head_dim, TileShape tile) {
+    if (arch < 90) { EXPECT_LE(flashattn::smem_bytes(tile, head_dim), flashattn::smem_limit(86)); }
+  });
+}
+
 TEST(TileTable, ShapesSuitTheMatrixInstruction) {
   for_every_kernel([](int, int, TileShape tile) {
     EXPECT_GE(tile.warps, 1);
