@@ -38,7 +38,7 @@ try:
     import transformers
 except ImportError:
     sys.exit(
-        "This example needs transformers 5.24 or newer, and gguf: pip install transformers gguf"
+        "This example needs transformers 5.17 or newer, and gguf: pip install transformers gguf"
     )
 import paged_decoding
 from flashattn_ext._build import BUILD
