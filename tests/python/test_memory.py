@@ -186,3 +186,28 @@ def test_hostile_lengths_stay_inside_the_tensors(name, starts, device):
     canary = torch.tensor(CANARY, dtype=flat.dtype)
     assert (flat[: call.q.numel()] == canary).all() and (flat[2 * call.q.numel() :] == canary).all()
     assert flashattn_ext.flash_fwd(call.q, call.k, call.v, **call.options).isfinite().all()
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_empty_rows_beside_values_that_are_not_finite(value, device):
+    """Two queries of four see no key: 0, though the others of their tile see infinite values."""
+    q, k = (torch.randn(1, n, 2, 64, device=device).half() for n in (4, 2))
+    v = torch.full_like(k, value)
+    out, lse = flashattn_ext.flash_fwd(q, k, v, causal=True, return_lse=True)
+    assert (out[:, :2] == 0).all() and (lse[..., :2] == -torch.inf).all()
+    assert not out[:, 2:].isfinite().any() and lse[..., 2:].isfinite().all()
+
+
+@pytest.mark.parametrize("queries", [1, 3, 40])
+def test_keys_that_no_query_of_the_call_sees(queries, device):
+    """What a window has left behind may be given back: it is not read."""
+    q = torch.randn(1, queries, 4, 64, device=device).half()
+    k, v = (torch.randn(1, 200, 2, 64, device=device).half() for _ in range(2))
+    clean = flashattn_ext.flash_fwd(q, k, v, window_size=(16, 0))
+    first = 200 - queries - 16
+    k[:, :first], v[:, :first] = torch.nan, torch.inf
+    assert torch.equal(flashattn_ext.flash_fwd(q, k, v, window_size=(16, 0)), clean)
+    lengths = torch.full((1,), 200, dtype=torch.int32, device=device)
+    options = {"cache_seqlens": lengths, "window_size": (16, 0), "num_splits": 1}
+    out = flashattn_ext.flash_fwd_splitkv(q, k, v, **options)
+    assert (out - clean).abs().max() < 2e-3
