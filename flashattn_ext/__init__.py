@@ -9,7 +9,11 @@ from ._build import BUILD
 
 try:
     import torch  # noqa: F401  before the ops library, which needs torch's libraries loaded
-except (ImportError, OSError) as error:
+
+    from .combine import flash_combine, merge_attention_states
+    from .interface import flash_fwd, supports
+    from .splitkv import flash_fwd_splitkv
+except Exception as error:  # a broken or an old torch raises all sorts of things
     _torch_error = f"{type(error).__name__}: {error}"
 
     def __getattr__(name: str):
@@ -19,11 +23,6 @@ except (ImportError, OSError) as error:
                 f"({_torch_error}): install torch, then try again."
             )
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-else:
-    from .combine import flash_combine, merge_attention_states
-    from .interface import flash_fwd, supports
-    from .splitkv import flash_fwd_splitkv
 
 __all__ = [
     "flash_combine",

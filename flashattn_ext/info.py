@@ -64,8 +64,7 @@ def _but(info: dict) -> str:
     if broken:
         return f", but not on GPU {broken[0]['index']}: {broken[0]['problem'].rstrip('.')}"
     if not info["build"].get("cuda_archs"):
-        reason = info["build"].get("cuda_off_reason") or "the reason was not recorded"
-        return f"; there are no CUDA kernels in this build: {reason}"
+        return f"; there are no CUDA kernels in this build: {_off_reason(info['build'])}"
     if info["gpus"]:
         return ""
     archs = ", ".join(f"sm_{arch}" for arch in info["build"]["cuda_archs"])
@@ -92,10 +91,10 @@ def render(info: dict) -> str:
         ),
     ]
     if build:
-        ptx = f"; PTX of sm_{build['ptx_arch']} for newer GPUs" if archs else ""
+        ptx = f"; PTX of sm_{build.get('ptx_arch', '?')} for newer GPUs" if archs else ""
         rows += [
-            ("CUDA kernels", f"{archs}{ptx}" if archs else f"none: {build['cuda_off_reason']}"),
-            ("head dims", ", ".join(map(str, build["head_dims"])) or "all (CPU)"),
+            ("CUDA kernels", f"{archs}{ptx}" if archs else f"none: {_off_reason(build)}"),
+            ("head dims", ", ".join(map(str, build.get("head_dims", ()))) or "all (CPU)"),
             ("built with", _built_with(build)),
         ]
     rows.append(("CPU", info["cpu_simd"] or "unknown instruction set"))
@@ -110,8 +109,13 @@ def render(info: dict) -> str:
 
 
 def _built_with(build: dict) -> str:
-    nvcc = f", nvcc {build['cuda_version']}" if build["cuda_version"] else ""
-    return f"{build['cxx_compiler']}{nvcc}, torch {build['torch_version']}"
+    nvcc = f", nvcc {build['cuda_version']}" if build.get("cuda_version") else ""
+    compiler, torch_version = build.get("cxx_compiler", "?"), build.get("torch_version", "?")
+    return f"{compiler}{nvcc}, torch {torch_version}"
+
+
+def _off_reason(build: dict) -> str:
+    return build.get("cuda_off_reason") or "the reason was not recorded"
 
 
 def _in_brackets(text: str | None, prefix: str = "") -> str:
@@ -129,9 +133,10 @@ def _torch() -> tuple[str, str, str]:
     """Version, its CUDA version, why it does not import."""
     try:
         import torch
+
+        return torch.__version__, torch.version.cuda or "", ""
     except Exception as error:  # a torch with missing libraries raises all sorts of things
         return "", "", f"{type(error).__name__}: {error}"
-    return torch.__version__, torch.version.cuda or "", ""
 
 
 def _load_error() -> str:
@@ -145,19 +150,20 @@ def _load_error() -> str:
 def _cpu_simd() -> str:
     try:
         from ._host import build_info  # optional: it belongs to one version of Python
-    except ImportError:
+
+        return build_info().cpu_simd
+    except Exception:
         return ""
-    return build_info().cpu_simd
 
 
 def _problem(device: str) -> str:
     """Makes a small call on the device; returns what went wrong."""
-    import torch
-
-    from .interface import flash_fwd
-
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
     try:
+        import torch
+
+        from .interface import flash_fwd
+
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
         ones = torch.ones(1, 4, 1, 32, dtype=dtype, device=device)
         with torch.no_grad():
             out = flash_fwd(ones, ones, ones)

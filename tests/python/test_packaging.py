@@ -293,6 +293,25 @@ def test_info_ends_with_a_verdict(arguments, monkeypatch, capsys):
     assert told["verdict"].startswith("Usable on the CPU") and told["build"] == BUILD
 
 
+@pytest.mark.parametrize("broken", ["raise RuntimeError('broken')", "__version__ = '1.0'"])
+def test_a_broken_or_old_torch_breaks_no_import(broken, tmp_path):
+    (tmp_path / "torch.py").write_text(broken)
+    assert "Not usable: " in run_info(before=f"sys.path.insert(0, {str(tmp_path)!r})")
+    code = (
+        f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(PACKAGE_DIR.parent)!r}]\n"
+        "import flashattn_ext\n"
+        "try:\n    flashattn_ext.flash_fwd\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "needs PyTorch 2.10" in result.stdout, result.stderr
+
+
+def test_info_works_with_a_build_that_recorded_little(monkeypatch):
+    collected = info.collect() | {"build": {"version": "1"}}
+    assert "none: the reason was not recorded" in info.render(collected)
+
+
 def test_info_works_without_torch():
     out = run_info(before="sys.modules['torch'] = None")
     assert "Not usable: PyTorch does not import (ModuleNotFoundError" in out.splitlines()[-1]
