@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from ._rotary_checks import check_positions, rotated_queries
+
 # The dict behind os.environ, if it has one as in CPython: a look-up there is 15 times as fast.
 _ENVIRONMENT = getattr(os.environb, "_data", os.environb)
 
@@ -65,20 +67,27 @@ def _check_starts(name, cu_seqlens, tensor_name, rows, bound_name, bound):
 
 def check_cache(
     q, k_cache, cache_seqlens, block_table, cu_seqlens_q, max_seqlen_q, new_tokens,
-    cache_batch_idx, cache_leftpad, max_position,
+    cache_batch_idx, cache_leftpad, positions, left, right,
 ):  # fmt: skip
     """Raises ValueError for values that break the contract of `flash_fwd_splitkv`."""
-    if cu_seqlens_q is not None:
-        _check_starts("cu_seqlens_q", cu_seqlens_q, "q", q.shape[0], "max_seqlen_q", max_seqlen_q)
+    if cu_seqlens_q is None:
+        queries = [q.shape[1]] * q.shape[0]
+    else:
+        queries = _check_starts(
+            "cu_seqlens_q", cu_seqlens_q, "q", q.shape[0], "max_seqlen_q", max_seqlen_q
+        )
     page = k_cache.shape[1]
     capacity = page if block_table is None else block_table.shape[1] * page
-    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if isinstance(cache_seqlens, Tensor):
         cached = cache_seqlens.tolist()
-        _check_cached(cached, capacity, new_tokens, max_position)
+        _check_cached(cached, capacity, new_tokens)
     else:
-        cached = [int(cache_seqlens)] * batch
-    pads = [0] * batch if cache_leftpad is None else cache_leftpad.tolist()
+        cached = [int(cache_seqlens)] * len(queries)
+    if positions is not None:
+        for row, tokens in enumerate(cached):
+            moving = rotated_queries(queries[row], left, right)
+            check_positions(f"cache_seqlens[{row}]", tokens, new_tokens, moving, positions)
+    pads = [0] * len(queries) if cache_leftpad is None else cache_leftpad.tolist()
     for row, pad in enumerate(pads):
         if not 0 <= pad <= cached[row]:
             raise ValueError(
@@ -93,7 +102,7 @@ def check_cache(
             _check_pages(row, table[row], pad // page, end, k_cache.shape[0])
 
 
-def _check_cached(cached, capacity, new_tokens, max_position):
+def _check_cached(cached, capacity, new_tokens):
     room = capacity - new_tokens
     for row, tokens in enumerate(cached):
         if not 0 <= tokens <= room:
@@ -101,11 +110,6 @@ def _check_cached(cached, capacity, new_tokens, max_position):
             raise ValueError(
                 f"cache_seqlens[{row}]: expected 0 to {room} (capacity {capacity}{new}), "
                 f"got {tokens}"
-            )
-        if max_position is not None and tokens + new_tokens > max_position:
-            raise ValueError(
-                f"cache_seqlens[{row}]: {tokens} + {new_tokens} new tokens are more than the "
-                f"{max_position} positions of rotary_cos"
             )
 
 

@@ -1,6 +1,5 @@
 """Checks of the plain numbers of a call: scale, mask, cap, bounds."""
 
-import math
 from numbers import Integral, Real
 
 import torch
@@ -14,6 +13,7 @@ MAX_ROWS = 2**30  # so that positions and their differences fit 32 bits
 NO_BOUND = -1
 
 
+LARGEST_FLOAT32 = 3.4028234663852886e38
 SMALLEST_FLOAT32 = 2.0**-126  # with all its bits; the reciprocal of a smaller one is infinite
 
 
@@ -51,7 +51,8 @@ def check_softcap(softcap):
     value = finite("softcap", softcap)
     if value < 0 or 0 < value < SMALLEST_FLOAT32:
         raise ValueError(
-            f"softcap: expected 0 (off) or a positive number from {SMALLEST_FLOAT32:.3g} on, got {value}"
+            f"softcap: expected 0 (off) or a positive number from {SMALLEST_FLOAT32:.3g} on, "
+            f"got {value}"
         )
     return value
 
@@ -59,10 +60,10 @@ def check_softcap(softcap):
 def finite(name, value):
     if isinstance(value, (Real, torch.SymFloat, torch.SymInt)) and not isinstance(value, bool):
         value = float(value)
-        if -math.inf < value < math.inf:  # dynamo cannot trace isfinite of a symbolic float
+        if -LARGEST_FLOAT32 <= value <= LARGEST_FLOAT32:  # dynamo cannot trace isfinite of a symbolic float
             return value
     got = "a tensor" if isinstance(value, Tensor) else repr(value)
-    raise ValueError(f"{name}: expected a finite number, got {got}")
+    raise ValueError(f"{name}: expected a number that float32 holds as a finite one, got {got}")
 
 
 def is_int(value):

@@ -13,6 +13,7 @@ from ._operand_checks import (
     check_tensors,
     refuse_gradients,
 )
+from ._rotary_checks import check_positions, check_rotary, rotated_queries
 from ._score_checks import (
     MAX_ROWS,
     NO_BOUND,
@@ -27,7 +28,6 @@ from ._tensor_checks import (
     check_lengths,
     check_metadata,
     check_out,
-    check_tensor,
     check_written,
     dtype_name,
     require_tensor,
@@ -64,18 +64,21 @@ def check_call(
         if k_new.requires_grad or v_new.requires_grad:
             _refuse_gradients(k_new, v_new)
     if rotary_cos is not None or rotary_sin is not None or rotary_interleaved is not True:
-        positions = _check_rotary(q, k_new, rotary_cos, rotary_sin, rotary_interleaved)
+        positions = check_rotary(q, k_new, rotary_cos, rotary_sin, rotary_interleaved)
         if rotary_cos.requires_grad or rotary_sin.requires_grad:
             _refuse_gradients(rotary_cos, rotary_sin)
     if q.requires_grad or k_cache.requires_grad or v_cache.requires_grad:
         _refuse_gradients(q, k_cache, v_cache)
     if on_host:
-        _check_length(cache_seqlens, capacity, new_tokens, positions)
+        _check_length(cache_seqlens, capacity, new_tokens)
+        if positions is not None:
+            queries = 0 if cu_seqlens_q is not None else rotated_queries(q.shape[1], *score[1:3])
+            check_positions("cache_seqlens", cache_seqlens, new_tokens, queries, positions)
     split_size = _check_splits(num_splits, split_size, capacity)
     if _lengths.wanted(q):
         _lengths.check_cache(
             q, k_cache, cache_seqlens, block_table, cu_seqlens_q, max_seqlen_q, new_tokens,
-            cache_batch_idx, cache_leftpad, positions,
+            cache_batch_idx, cache_leftpad, positions, *score[1:3],
         )  # fmt: skip
     return bound_q, *score, split_size
 
@@ -96,9 +99,13 @@ def check_op(
         k_new, v_new, rotary_cos, rotary_sin, interleaved = append
         new_tokens = _check_new_tokens(q, k_cache, v_cache, batch, k_new, v_new)
         if rotary_cos is not None or rotary_sin is not None:
-            positions = _check_rotary(q, k_new, rotary_cos, rotary_sin, interleaved)
+            positions = check_rotary(q, k_new, rotary_cos, rotary_sin, interleaved)
     if cache_seqlens is None:
-        _check_length(cache_seqlen, capacity, new_tokens, positions)
+        _check_length(cache_seqlen, capacity, new_tokens)
+        if positions is not None:
+            packed = cu_seqlens_q is not None
+            queries = 0 if packed else rotated_queries(q.shape[1], window_left, window_right)
+            check_positions("cache_seqlens", cache_seqlen, new_tokens, queries, positions)
     finite("softmax_scale", softmax_scale)
     check_softcap(softcap)
     check_window((window_left, window_right))
@@ -225,38 +232,7 @@ def _check_new_tokens(q, k_cache, v_cache, batch, k_new, v_new):
     return shape[1]
 
 
-def _check_rotary(q, k_new, rotary_cos, rotary_sin, rotary_interleaved):
-    """Returns the number of positions in the tables."""
-    if rotary_cos is None and rotary_sin is None:
-        raise ValueError(
-            "rotary_interleaved: only with rotary_cos and rotary_sin, got "
-            f"{rotary_interleaved!r} without them"
-        )
-    if k_new is None:
-        name = "rotary_cos" if rotary_cos is not None else "rotary_sin"
-        raise ValueError(f"{name}: only with new tokens (k_new, v_new), got none")
-    if rotary_interleaved is not True and rotary_interleaved is not False:
-        raise ValueError(f"rotary_interleaved: expected True or False, got {rotary_interleaved!r}")
-    require_tensor("rotary_cos", rotary_cos)
-    require_tensor("rotary_sin", rotary_sin)
-    shape, head_dim = rotary_cos.shape, q.shape[-1]
-    rotary_dim = 2 * shape[-1] if len(shape) == 2 else 0
-    if not 0 < rotary_dim <= head_dim or rotary_dim % 16 or not 0 < shape[0] <= MAX_ROWS:
-        raise ValueError(
-            "rotary_cos: expected shape (positions, rotary_dim / 2), 1 to 2**30 positions and a "
-            f"rotary_dim that is a multiple of 16 and at most {head_dim}, got {tuple(shape)}"
-        )
-    for name, table in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
-        if table.dtype is not q.dtype or table.shape != shape or table.device != q.device:
-            check_tensor(name, table, q, (q.dtype,), (tuple(shape),))
-        if not table.is_contiguous():
-            raise ValueError(
-                f"{name}: expected a contiguous tensor, got strides {tuple(table.stride())}"
-            )
-    return shape[0]
-
-
-def _check_length(length, capacity, new_tokens, positions):
+def _check_length(length, capacity, new_tokens):
     """A length that the host knows."""
     if not is_int(length):
         got = "None" if length is None else repr(length)
@@ -266,11 +242,6 @@ def _check_length(length, capacity, new_tokens, positions):
         raise ValueError(
             f"cache_seqlens: expected 0 to {capacity - new_tokens} (capacity {capacity}{new}), "
             f"got {length}"
-        )
-    if positions is not None and length + new_tokens > positions:
-        raise ValueError(
-            f"cache_seqlens: {length} + {new_tokens} new tokens are more than the {positions} "
-            "positions of rotary_cos"
         )
 
 

@@ -174,6 +174,10 @@ APPEND = [
     ("k_cache", lambda a: a.set(k=a.empty(2, 1, 2, 64).expand(2, 32, 2, 64)), "stride"),
     ("rotary_cos", both(tensor("rotary_cos", 20, 16), tensor("rotary_sin", 20, 16),
                         option("cache_seqlens", 18)), "20"),  # D02
+    ("rotary_cos", both(tensor("rotary_cos", 23, 16), tensor("rotary_sin", 23, 16),
+                        option("cache_seqlens", 20), option("causal", True)), "4 queries"),
+    ("softmax_scale", option("softmax_scale", 1e39), "1e+39"),
+    ("softcap", option("softcap", 1e39), "1e+39"),
 ]  # fmt: skip
 MATRIX = [
     (kind, *row)
@@ -230,6 +234,25 @@ def test_c88_gradients_are_refused_with_the_remedy(name, anywhere):
         arguments.call()
     with torch.no_grad():
         assert not arguments.call().requires_grad
+
+
+def test_checked_mode_looks_up_the_positions_of_queries(device, monkeypatch):
+    for kind, cached in (("dense append", [20, 9]), ("paged packed append", [9, 20])):
+        arguments = CacheArguments(device, kind)
+        arguments.set(cache_seqlens=arguments.ints(cached), causal=True)
+        if "paged" in kind:  # 3 and 5 queries
+            arguments.set(block_table=arguments.ints([[7, 3], [1, 2]]))
+        rows = 20 + (5 if "packed" in kind else 4)
+        for positions, good in ((rows, True), (rows - 1, False)):
+            arguments.set(**{n: arguments.empty(positions, 16) for n in ("rotary_cos", "rotary_sin")})
+            monkeypatch.setenv("FLASHATTN_EXT_CHECK", "1")
+            if good:
+                arguments.call()
+                continue
+            with pytest.raises(ValueError, match=r"cache_seqlens\[.\]: 20 \+ . queries.*rotary_cos"):
+                arguments.call()
+            arguments.set(causal=False)  # then all queries are at one position
+            arguments.call()
 
 
 def test_out_that_overlaps_an_input(device):
