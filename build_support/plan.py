@@ -22,6 +22,7 @@ class Plan:
             return ["-DFLASHATTN_CUDA=OFF", f"-DFLASHATTN_CUDA_OFF_REASON={self.cuda_off_reason}"]
         return [
             "-DFLASHATTN_CUDA=ON",
+            "-DFLASHATTN_CUDA_OFF_REASON=",
             f"-DCMAKE_CUDA_COMPILER={self.nvcc.path}",
             f"-DFLASHATTN_ARCHS={_joined(self.archs, ';')}",
             f"-DFLASHATTN_PTX_ARCH={self.ptx_arch}",

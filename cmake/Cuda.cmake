@@ -21,6 +21,7 @@ else()
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
     set(FLASHATTN_CUDA_ENABLED ON)
+    set(FLASHATTN_CUDA_OFF_REASON "")  # one of an earlier configuration may be cached
   elseif(FLASHATTN_CUDA STREQUAL ON)
     message(FATAL_ERROR "FLASHATTN_CUDA=ON, but nvcc was not found or does not work. "
       "Install the CUDA toolkit and set CUDA_HOME, or choose FLASHATTN_CUDA=OFF.")

@@ -216,6 +216,7 @@ def test_plan_tells_what_it_will_compile(tmp_path):
     arguments = made.cmake_arguments()
     assert "-DFLASHATTN_ARCHS=80;90" in arguments
     assert "-DFLASHATTN_PTX_ARCH=80" in arguments
+    assert "-DFLASHATTN_CUDA_OFF_REASON=" in arguments  # clears that of an earlier build
     assert "-DFLASHATTN_HEAD_DIMS=64;128" in arguments
 
 
