@@ -22,7 +22,7 @@ def unified_attention(
     max_seqlen_k: int,
     softmax_scale: float,
     causal: bool,
-    window_size: tuple[int, int],
+    window_size: tuple[int, int] | None,
     block_table: Tensor,
     softcap: float | None,
     q_descale: Tensor | None,
@@ -39,7 +39,7 @@ def unified_attention(
     sinks: Tensor | None = None,
     mm_prefix_range: Tensor | None = None,
     use_alibi_sqrt: bool = False,
-    kv_quant_mode: int = 0,
+    kv_quant_mode: int | None = 0,
     k_scale_cache: Tensor | None = None,
     v_scale_cache: Tensor | None = None,
     chunk_lookback: int = -1,
@@ -92,7 +92,7 @@ def unified_attention(
         max_seqlen_q=max_seqlen_q,
         softmax_scale=softmax_scale,
         causal=True,
-        window_size=tuple(window_size),
+        window_size=(-1, -1) if window_size is None else tuple(window_size),
         softcap=0.0 if softcap is None else softcap,
         alibi_slopes=alibi_slopes,
         sinks=sinks,
@@ -103,7 +103,7 @@ def unified_attention(
 def _refuse_quantised(
     q, k, v, q_descale, output_scale, kv_quant_mode, k_scale_cache, v_scale_cache
 ):
-    _refuse("kv_quant_mode", int(kv_quant_mode), 0)
+    _refuse("kv_quant_mode", 0 if kv_quant_mode is None else int(kv_quant_mode), 0)
     for name, cache in (("k", k), ("v", v)):
         if cache.dtype != q.dtype:
             raise NotImplementedError(

@@ -153,6 +153,13 @@ def test_scales_of_a_cache_that_is_not_quantised(device):
     call.compare(out, call.run()[1])
 
 
+def test_options_left_out_may_be_none(device):
+    call = SMALL.but(window=(-1, -1)).build(device)
+    out = call.nan_out()
+    unified_attention(**vllm_arguments(call, out) | {"kv_quant_mode": None, "window_size": None})
+    call.compare(out, call.run()[1])
+
+
 REFUSED = [
     ("causal", False),
     ("q_descale", torch.ones(1)),
