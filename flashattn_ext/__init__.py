@@ -24,6 +24,7 @@ except Exception as error:  # a broken or an old torch raises all sorts of thing
             )
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
+
 __all__ = [
     "flash_combine",
     "flash_fwd",

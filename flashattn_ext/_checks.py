@@ -13,6 +13,7 @@ from ._operand_checks import (
     check_score_tensors,
     check_storage,
     check_tensors,
+    forward_ad_active,
     layout,
     refuse_gradients,
 )
@@ -37,6 +38,9 @@ def check_call(
     Returns (scale, left, right, softcap, bound_q, bound_k) as the operators take them.
     """
     packed = cu_seqlens_q is not None or cu_seqlens_k is not None
+    check_tensors(q, k, v)
+    if q.requires_grad or k.requires_grad or v.requires_grad or forward_ad_active():
+        refuse_gradients("flash_fwd", "q, k, v", q, k, v)
     head_dim = _check_operands(q, k, v, packed)
     bound_q = bound_k = NO_BOUND
     if packed:
@@ -49,8 +53,6 @@ def check_call(
     if seqused_k is not None or alibi_slopes is not None or sinks is not None or out is not None:
         _check_options(q, k, v, cu_seqlens_q, seqused_k, alibi_slopes, sinks, out)
         refuse_gradients("flash_fwd", "q, k, v", alibi_slopes, sinks, out)
-    if q.requires_grad or k.requires_grad or v.requires_grad:
-        refuse_gradients("flash_fwd", "q, k, v", q, k, v)
     if (packed or seqused_k is not None) and _lengths.wanted(q):
         _lengths.check(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k, max_seqlen_q, max_seqlen_k)
     score = check_score(head_dim, softmax_scale, causal, window_size, softcap)
@@ -63,6 +65,7 @@ def check_op(
 ):  # fmt: skip
     """The same for the arguments of the operators, whose head dim is not padded."""
     packed = cu_seqlens_q is not None or cu_seqlens_k is not None
+    check_tensors(q, k, v)
     head_dim = _check_operands(q, k, v, packed)
     if head_dim % 8:
         raise ValueError(f"q: expected a head dim that is a multiple of 8, got {head_dim}")
@@ -78,7 +81,6 @@ def check_op(
 
 def _check_operands(q, k, v, packed):
     """Shapes, dtypes, devices and memory of q, k and v. Returns the head dim."""
-    check_tensors(q, k, v)
     q_shape, k_shape = q.shape, k.shape
     head_dim = check_queries(q_shape, packed)
     if (

@@ -6,7 +6,10 @@ from torch.compiler import is_dynamo_compiling
 
 from ._build import BUILD, LIBRARY
 
-_REINSTALL = "pip install --no-build-isolation --no-cache-dir --force-reinstall --no-deps . (in the source tree)"
+_REINSTALL = (
+    "pip install --no-build-isolation --no-cache-dir --force-reinstall --no-deps . "
+    "(in the source tree)"
+)
 
 
 def _why_no_cuda() -> str:

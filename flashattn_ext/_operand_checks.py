@@ -2,11 +2,12 @@
 
 import torch
 from torch import Tensor, is_grad_enabled
+from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from . import _device
 from ._score_checks import MAX_ROWS
-from ._tensor_checks import check_layout, check_tensor, dtype_name, require_tensor
+from ._tensor_checks import check_layout, check_strided, check_tensor, dtype_name, require_tensor
 
 ITEM_BYTES = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 4}
 _MAX_HEAD_DIM = 256
@@ -17,6 +18,11 @@ def check_tensors(q, k, v, k_name="k", v_name="v"):
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         for name, value in (("q", q), (k_name, k), (v_name, v)):
             require_tensor(name, value)
+    if not q.layout is k.layout is v.layout is torch.strided or (
+        q.is_nested or k.is_nested or v.is_nested
+    ):
+        for name, tensor in (("q", q), (k_name, k), (v_name, v)):
+            check_strided(name, tensor)
 
 
 def check_queries(shape, packed):
@@ -77,7 +83,10 @@ def _surely_aligned(q, k, v, unit):
     """The quick test of strides and addresses. False: look closer."""
     if not type(q) is type(k) is type(v) is Tensor or is_dynamo_compiling():
         return False
-    addresses = q.data_ptr() | k.data_ptr() | v.data_ptr()
+    try:
+        addresses = q.data_ptr() | k.data_ptr() | v.data_ptr()
+    except RuntimeError:
+        return False
     good = addresses > 0 and addresses % 16 == 0  # the address of a meta tensor is 0
     for stride in (q.stride(), k.stride(), v.stride()):
         # In a packed tensor the second dim and the last but one are the same.
@@ -100,13 +109,25 @@ def check_lse_out(q, lse):
         raise ValueError(f"lse: expected a contiguous tensor, got strides {lse.stride()}")
 
 
+def forward_ad_active():
+    """Whether a tensor could be dual: cheap, as every call asks."""
+    return getattr(forward_ad, "_current_level", -1) >= 0
+
+
 def refuse_gradients(function, operands, *tensors):
+    dual = forward_ad_active()
     for tensor in tensors:
-        if tensor is not None and tensor.requires_grad and is_grad_enabled():
+        if tensor is None:
+            continue
+        if (tensor.requires_grad and is_grad_enabled()) or (dual and _has_tangent(tensor)):
             raise NotImplementedError(
                 f"{operands}: an argument requires a gradient, but {function} has no backward yet: "
                 "call it under torch.no_grad() or torch.inference_mode(), or pass tensor.detach()"
             )
+
+
+def _has_tangent(tensor):
+    return tensor.is_floating_point() and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def lse_shape(q):

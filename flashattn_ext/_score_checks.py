@@ -60,7 +60,8 @@ def check_softcap(softcap):
 def finite(name, value):
     if isinstance(value, (Real, torch.SymFloat, torch.SymInt)) and not isinstance(value, bool):
         value = float(value)
-        if -LARGEST_FLOAT32 <= value <= LARGEST_FLOAT32:  # dynamo cannot trace isfinite of a symbolic float
+        # dynamo cannot trace isfinite of a symbolic float
+        if -LARGEST_FLOAT32 <= value <= LARGEST_FLOAT32:
             return value
     got = "a tensor" if isinstance(value, Tensor) else repr(value)
     raise ValueError(f"{name}: expected a number that float32 holds as a finite one, got {got}")

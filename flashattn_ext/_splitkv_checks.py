@@ -11,6 +11,7 @@ from ._operand_checks import (
     check_score_tensors,
     check_storage,
     check_tensors,
+    forward_ad_active,
     refuse_gradients,
 )
 from ._rotary_checks import check_positions, check_rotary, rotated_queries
@@ -44,6 +45,9 @@ def check_call(
     causal, window_size, softcap, alibi_slopes, sinks, num_splits, split_size, out,
 ):  # fmt: skip
     """Returns (bound_q, scale, left, right, softcap, split_size) as the operators take them."""
+    check_tensors(q, k_cache, v_cache, "k_cache", "v_cache")
+    if q.requires_grad or k_cache.requires_grad or v_cache.requires_grad or forward_ad_active():
+        _refuse_gradients(q, k_cache, v_cache)
     on_host = not isinstance(cache_seqlens, Tensor)
     batch, capacity = _check_cache(
         q, k_cache, v_cache, None if on_host else cache_seqlens, block_table, cu_seqlens_q,
@@ -56,19 +60,17 @@ def check_call(
         raise ValueError("max_seqlen_q: only for packed queries, which need cu_seqlens_q too")
     score = check_score(q.shape[-1], softmax_scale, causal, window_size, softcap)
     if alibi_slopes is not None or sinks is not None or out is not None:
-        _check_options(q, k_cache, v_cache, batch, alibi_slopes, sinks, out)
+        _check_options(q, k_cache, v_cache, batch, alibi_slopes, sinks, out, k_new, v_new)
         _refuse_gradients(alibi_slopes, sinks, out)
     new_tokens, positions = 0, None
     if k_new is not None or v_new is not None:
         new_tokens = _check_new_tokens(q, k_cache, v_cache, batch, k_new, v_new)
-        if k_new.requires_grad or v_new.requires_grad:
+        if k_new.requires_grad or v_new.requires_grad or forward_ad_active():
             _refuse_gradients(k_new, v_new)
     if rotary_cos is not None or rotary_sin is not None or rotary_interleaved is not True:
         positions = check_rotary(q, k_new, rotary_cos, rotary_sin, rotary_interleaved)
-        if rotary_cos.requires_grad or rotary_sin.requires_grad:
+        if rotary_cos.requires_grad or rotary_sin.requires_grad or forward_ad_active():
             _refuse_gradients(rotary_cos, rotary_sin)
-    if q.requires_grad or k_cache.requires_grad or v_cache.requires_grad:
-        _refuse_gradients(q, k_cache, v_cache)
     if on_host:
         _check_length(cache_seqlens, capacity, new_tokens)
         if positions is not None:
@@ -89,14 +91,16 @@ def check_op(
     alibi_slopes, sinks, num_splits, split_size, append=None, out=None, lse=None,
 ):  # fmt: skip
     """The same for the operators; ``append`` is what those with new tokens have behind the rest."""
+    check_tensors(q, k_cache, v_cache, "k_cache", "v_cache")
     batch, capacity = _check_cache(
         q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q, cache_batch_idx,
         cache_leftpad,
     )  # fmt: skip
-    _check_options(q, k_cache, v_cache, batch, alibi_slopes, sinks, out)
+    k_new, v_new = (None, None) if append is None else append[:2]
+    _check_options(q, k_cache, v_cache, batch, alibi_slopes, sinks, out, k_new, v_new)
     new_tokens, positions = 0, None
     if append is not None:
-        k_new, v_new, rotary_cos, rotary_sin, interleaved = append
+        rotary_cos, rotary_sin, interleaved = append[2:]
         new_tokens = _check_new_tokens(q, k_cache, v_cache, batch, k_new, v_new)
         if rotary_cos is not None or rotary_sin is not None:
             positions = check_rotary(q, k_new, rotary_cos, rotary_sin, interleaved)
@@ -118,7 +122,6 @@ def _check_cache(
     q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q, cache_batch_idx, cache_leftpad
 ):
     """Queries, cache and the metadata that finds a sequence in it. Returns (batch, capacity)."""
-    check_tensors(q, k_cache, v_cache, "k_cache", "v_cache")
     shape, device = q.shape, q.device
     packed = cu_seqlens_q is not None
     head_dim = check_queries(shape, packed)
@@ -201,10 +204,13 @@ def _check_block_table(block_table, batch, device):
         )
 
 
-def _check_options(q, k_cache, v_cache, batch, alibi_slopes, sinks, out):
+def _check_options(q, k_cache, v_cache, batch, alibi_slopes, sinks, out, k_new, v_new):
     check_score_tensors(q, batch, alibi_slopes, sinks)
     if out is not None:
-        check_out(out, q, (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)))
+        inputs = (
+            ("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("k_new", k_new), ("v_new", v_new)
+        )  # fmt: skip
+        check_out(out, q, inputs)
 
 
 def _check_new_tokens(q, k_cache, v_cache, batch, k_new, v_new):

@@ -15,7 +15,7 @@ def check_layout(name, tensor, item_bytes, aligned):
         )
     if not aligned:
         return
-    for size, stride in zip(tensor.shape[:-1], strides[:-1]):
+    for size, stride in zip(tensor.shape[:-1], strides[:-1], strict=True):
         if stride * item_bytes % 16 and size > 1:
             raise ValueError(
                 f"{name}: expected strides that are multiples of 16 bytes ({16 // item_bytes} "
@@ -26,7 +26,13 @@ def check_layout(name, tensor, item_bytes, aligned):
     # Only plain tensors surely have memory; for the others the offset must do. The library itself
     # looks at the address again.
     if type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_meta:
-        offset = tensor.data_ptr() % 16
+        try:
+            offset = tensor.data_ptr() % 16
+        except RuntimeError:
+            raise NotImplementedError(
+                f"{name}: expected a tensor with memory of its own, got a wrapper without (inside "
+                "torch.vmap or another transform of torch.func, which are not served)"
+            ) from None
     else:
         offset = tensor.storage_offset() * item_bytes % 16
     if offset:
@@ -89,7 +95,7 @@ def check_out(out, q, inputs):
 def check_written(name, tensor, others):
     """Every element of ``tensor`` has a place of its own."""
     strides = tensor.stride()
-    for size, stride in zip(tensor.shape, strides) if 0 in strides else ():
+    for size, stride in zip(tensor.shape, strides, strict=True) if 0 in strides else ():
         if stride == 0 and size > 1:
             raise ValueError(f"{name}: expected no expanded dim, got strides {tuple(strides)}")
     if type(tensor) is not Tensor or tensor.is_meta or is_dynamo_compiling():
@@ -102,15 +108,37 @@ def check_written(name, tensor, others):
 
 
 def _overlap(a, b):
-    """Whether two tensors surely share memory. Interleaved views of one buffer do not count."""
+    """Whether two tensors surely share memory. Interleaved views of one buffer do not count.
+
+    Exact where one is contiguous; of two others only the first element is compared.
+    """
     if a.numel() == 0 or b.numel() == 0:
         return False
     start_a, start_b = a.data_ptr(), b.data_ptr()
     if start_a == start_b:
         return True
-    if not (a.is_contiguous() and b.is_contiguous()):
-        return False
-    return start_a < start_b + b.nbytes and start_b < start_a + a.nbytes
+    if a.is_contiguous():
+        return _reaches(start_a - start_b, a.nbytes, b)
+    return b.is_contiguous() and _reaches(start_b - start_a, b.nbytes, a)
+
+
+def _reaches(begin, size, tensor):
+    """Whether bytes begin to begin + size - 1, counted from its first, hold some of a tensor."""
+    if begin < 0:
+        return begin + size > 0
+    item = tensor.element_size()
+    dims = sorted(zip(tensor.stride(), tensor.shape, strict=True), reverse=True)
+    dims = [(stride * item, count) for stride, count in dims if count > 1 and stride > 0]
+    extent = item + sum(stride * (count - 1) for stride, count in dims)
+    for stride, count in dims:
+        if begin >= extent:
+            break
+        extent -= stride * (count - 1)  # of one block of this dim
+        block = min(begin // stride, count - 1)
+        begin -= block * stride
+        if begin >= extent:  # in the gap behind the block
+            return block + 1 < count and begin + size > stride
+    return begin < extent
 
 
 def require_tensor(name, value):
@@ -118,6 +146,13 @@ def require_tensor(name, value):
     if not isinstance(value, Tensor):
         got = "None" if value is None else type(value).__name__
         raise ValueError(f"{name}: expected a torch.Tensor, got {got}")  # noqa: TRY004
+    check_strided(name, value)
+
+
+def check_strided(name, tensor):
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        got = "a nested tensor" if tensor.is_nested else str(tensor.layout)
+        raise ValueError(f"{name}: expected a dense tensor (torch.strided), got {got}")
 
 
 def dtype_name(dtype):

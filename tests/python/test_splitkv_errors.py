@@ -236,25 +236,6 @@ def test_c88_gradients_are_refused_with_the_remedy(name, anywhere):
         assert not arguments.call().requires_grad
 
 
-def test_checked_mode_looks_up_the_positions_of_queries(device, monkeypatch):
-    for kind, cached in (("dense append", [20, 9]), ("paged packed append", [9, 20])):
-        arguments = CacheArguments(device, kind)
-        arguments.set(cache_seqlens=arguments.ints(cached), causal=True)
-        if "paged" in kind:  # 3 and 5 queries
-            arguments.set(block_table=arguments.ints([[7, 3], [1, 2]]))
-        rows = 20 + (5 if "packed" in kind else 4)
-        for positions, good in ((rows, True), (rows - 1, False)):
-            arguments.set(**{n: arguments.empty(positions, 16) for n in ("rotary_cos", "rotary_sin")})
-            monkeypatch.setenv("FLASHATTN_EXT_CHECK", "1")
-            if good:
-                arguments.call()
-                continue
-            with pytest.raises(ValueError, match=r"cache_seqlens\[.\]: 20 \+ . queries.*rotary_cos"):
-                arguments.call()
-            arguments.set(causal=False)  # then all queries are at one position
-            arguments.call()
-
-
 def test_out_that_overlaps_an_input(device):
     arguments = CacheArguments(device)
     arguments.set(out=arguments.q)
