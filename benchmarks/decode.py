@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Decode and mixed batches over a cache, beside FlashAttention-3 and vLLM's Triton kernel, in one run.
+"""Decode and mixed batches over a cache, beside FlashAttention-3 and vLLM's Triton kernel.
 
     python benchmarks/decode.py [--out benchmarks/results/NAME.json]
 
-The peers are measured if a module `peers` can be imported that has fa3(...) and unified_attention(...);
-otherwise their columns are empty. bf16. Every call is captured in a CUDA graph that rotates over several
-caches (1.2 GB at least), so that memory is measured and not the L2 cache; times are the median of 15 replays. TB/s
-counts the keys and values that the lengths say, once. Results are compared before they are timed.
+All are measured in one run, the peers if a module `peers` can be imported that has fa3(...) and
+unified_attention(...); otherwise their columns are empty. bf16. Every call is captured in a CUDA
+graph that rotates over several caches (1.2 GB at least), so that memory is measured and not the L2
+cache; times are the median of 15 replays. TB/s counts the keys and values that the lengths say,
+once. Results are compared before they are timed.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ except ImportError:
 # (batch, heads, heads_kv, head_dim, cached tokens)
 DECODE = (
     (1, 32, 8, 128, 8192), (1, 32, 8, 128, 131072), (8, 32, 8, 128, 8192), (64, 32, 8, 128, 2048),
-    (64, 32, 8, 128, 8192), (64, 64, 8, 128, 8192), (128, 32, 32, 128, 1024), (16, 32, 1, 128, 16384),
-    (256, 9, 3, 64, 2048), (32, 16, 8, 256, 4096),
+    (64, 32, 8, 128, 8192), (64, 64, 8, 128, 8192), (128, 32, 32, 128, 1024),
+    (16, 32, 1, 128, 16384), (256, 9, 3, 64, 2048), (32, 16, 8, 256, 4096),
 )  # fmt: skip
 PAGE = 16
 
@@ -47,10 +48,18 @@ def log_normal(count: int, largest: int, seed: int) -> list[int]:
 # name: (query, key) lengths; 32/8 heads, head dim 128, causal
 MIXED = {
     "(1, 1328) (5, 18) (129, 463)": [(1, 1328), (5, 18), (129, 463)],
-    "2048-token chunk at 8k + 63 decodes to 64k": [(2048, 8192), *((1, n) for n in log_normal(63, 65536, 1))],
+    "2048-token chunk at 8k + 63 decodes to 64k": [
+        (2048, 8192),
+        *((1, n) for n in log_normal(63, 65536, 1)),
+    ],
     "128 decodes, log-normal to 128k": [(1, n) for n in log_normal(128, 131072, 2)],
     "64 x 4 query tokens at 4k": [(4, 4096)] * 64,
 }
+
+
+def random_cache(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return k, v
 
 
 class Batch:
@@ -65,7 +74,7 @@ class Batch:
         rows = sum(-(-k // page) for k in keys) if page else len(keys)
         shape = (rows, page or self.longest, heads_kv, head_dim)
         copies = max(1, min(16, int(1.2e9 // self.bytes) + 1))
-        self.caches = [tuple(torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2)) for _ in range(copies)]
+        self.caches = [random_cache(*shape) for _ in range(copies)]
         self.table = torch.zeros(len(keys), columns, dtype=torch.int32, device="cuda")
         pages = torch.randperm(rows, device="cuda", dtype=torch.int32) if page else None
         for n, k in enumerate(keys if page else ()):
@@ -80,23 +89,24 @@ class Batch:
     def ours(self, k, v, **options):
         paged = {"block_table": self.table} if self.page else {}
         return flashattn_ext.flash_fwd_splitkv(
-            self.q, k, v, cache_seqlens=self.used, cu_seqlens_q=self.starts, max_seqlen_q=self.longest_query,
-            causal=True, **paged, **options,
+            self.q, k, v, cache_seqlens=self.used, cu_seqlens_q=self.starts,
+            max_seqlen_q=self.longest_query, causal=True, **paged, **options,
         )  # fmt: skip
 
     def fa3(self, k, v):
         paged = {"block_table": self.table} if self.page else {}
         return peers.fa3(
-            self.q, k, v, cu_seqlens_q=self.starts, seqused_k=self.used, max_seqlen_q=self.longest_query,
-            max_seqlen_k=self.longest, causal=True, num_splits=0, **paged,
+            self.q, k, v, cu_seqlens_q=self.starts, seqused_k=self.used,
+            max_seqlen_q=self.longest_query, max_seqlen_k=self.longest, causal=True,
+            num_splits=0, **paged,
         )[0]  # fmt: skip
 
     def triton(self, k, v):
         if not self.page:
             raise RuntimeError("pages only")
         return peers.unified_attention(
-            self.q, k, v, cu_seqlens_q=self.starts, seqused_k=self.used, max_seqlen_q=self.longest_query,
-            max_seqlen_k=self.longest, block_table=self.table,
+            self.q, k, v, cu_seqlens_q=self.starts, seqused_k=self.used,
+            max_seqlen_q=self.longest_query, max_seqlen_k=self.longest, block_table=self.table,
         )  # fmt: skip
 
 
@@ -138,34 +148,47 @@ def measure(name: str, batch: Batch) -> dict:
     for peer in ("fa3", "triton"):
         if row.get(peer):
             row[f"speed_over_{peer}"] = row[peer] / row["ours"]
-    cells = "".join(f"{row[b]:11.1f}" if row.get(b) else f"{'-':>11}" for b in ("ours", "ours_split_1024", "fa3", "triton"))
-    ratios = "".join(f"{row[r]:8.2f}" if r in row else f"{'-':>8}" for r in ("speed_over_fa3", "speed_over_triton"))
-    print(f"{name:44}{'page ' + str(batch.page) if batch.page else 'contiguous':>11}{cells}{row['tb_per_s']:7.2f}{ratios}", flush=True)
+    print_row(row)
     return row
+
+
+def print_row(row: dict) -> None:
+    backends = ("ours", "ours_split_1024", "fa3", "triton")
+    cells = "".join(f"{row[b]:11.1f}" if row.get(b) else f"{'-':>11}" for b in backends)
+    speeds = ("speed_over_fa3", "speed_over_triton")
+    ratios = "".join(f"{row[s]:8.2f}" if s in row else f"{'-':>8}" for s in speeds)
+    kind = f"page {row['page']}" if row["page"] else "contiguous"
+    print(f"{row['case']:44}{kind:>11}{cells}{row['tb_per_s']:7.2f}{ratios}", flush=True)
 
 
 def long_capacity() -> dict:
     """What a capacity of 131072 costs when 64 tokens are there."""
     times = {}
     for capacity in (64, 131072):
-        caches = [tuple(torch.randn(1, capacity, 8, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2)) for _ in range(4)]
+        caches = [random_cache(1, capacity, 8, 128) for _ in range(4)]
         q = torch.randn(1, 1, 32, 128, device="cuda", dtype=torch.bfloat16)
         used = torch.full((1,), 64, dtype=torch.int32, device="cuda")
         times[capacity] = microseconds(
-            lambda k, v, q=q, used=used: flashattn_ext.flash_fwd_splitkv(q, k, v, cache_seqlens=used), caches * 4
+            lambda k, v, q=q, used=used: flashattn_ext.flash_fwd_splitkv(
+                q, k, v, cache_seqlens=used
+            ),
+            caches * 4,
         )
     print(f"64 tokens in a capacity of 64: {times[64]:.1f} us, of 131072: {times[131072]:.1f} us")
     return {"case": "64 tokens", "us_by_capacity": times}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--out", help="write JSON here")
     parser.add_argument("--only", default="", help="cases whose name holds this")
     args = parser.parse_args()
     machine = (
         f"{torch.cuda.get_device_name()}; torch {torch.__version__}, CUDA {torch.version.cuda}, "
-        f"flashattn_ext {flashattn_ext.__version__}; {datetime.date.today().isoformat()}; microseconds, TB/s"
+        f"flashattn_ext {flashattn_ext.__version__}; {datetime.date.today().isoformat()}; "
+        "microseconds, TB/s"
     )
     print(machine)
     header = "".join(f"{b:>11}" for b in ("ours", "split 1024", "FA3", "Triton"))
@@ -181,9 +204,11 @@ def main() -> int:
     rows.append(long_capacity())
     for group in ("decode", "mixed"):
         for peer in ("fa3", "triton"):
-            ratios = [r[f"speed_over_{peer}"] for r in rows if r.get("group") == group and f"speed_over_{peer}" in r]
+            speed = f"speed_over_{peer}"
+            ratios = [r[speed] for r in rows if r.get("group") == group and speed in r]
             if ratios:
-                print(f"{group}: geometric mean over {peer}: {statistics.geometric_mean(ratios):.2f}")
+                mean = statistics.geometric_mean(ratios)
+                print(f"{group}: geometric mean over {peer}: {mean:.2f}")
     if args.out:
         with open(args.out, "w") as file:
             json.dump({"machine": machine, "rows": rows}, file, indent=1)

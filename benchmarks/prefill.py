@@ -43,7 +43,9 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtypes", nargs="+", default=None, help="bfloat16 float16 float32 (CPU)")
     parser.add_argument("--head-dims", nargs="+", type=int, default=None)
@@ -72,7 +74,10 @@ def measure(args: argparse.Namespace, dtype: str, head_dim: int, causal: bool, s
     for name, backend in backends.items():
         calls[name] = lambda backend=backend: sdpa(backend, qt, kt, vt, causal)
 
-    row = {"dtype": dtype, "head_dim": head_dim, "causal": causal, "seqlen": seqlen, "batch": batch, "heads": heads}
+    row = {
+        "dtype": dtype, "head_dim": head_dim, "causal": causal, "seqlen": seqlen, "batch": batch,
+        "heads": heads,
+    }  # fmt: skip
     reference = None
     for name, call in calls.items():
         try:
@@ -123,14 +128,21 @@ def seconds_on_gpu(call) -> float:
 def print_row(row: dict, header: bool) -> None:
     names = ["flashattn_ext", "sdpa_flash", "sdpa_cudnn"]
     if header:
-        print(f"{'dtype':9} {'d':>4} {'mask':7} {'seqlen':>7}" + "".join(f"{n:>15}" for n in names) + f"{'ours/flash':>12}")
+        titles = "".join(f"{n:>15}" for n in names)
+        print(f"{'dtype':9} {'d':>4} {'mask':7} {'seqlen':>7}{titles}{'ours/flash':>12}")
     mask = "causal" if row["causal"] else "full"
-    cells = "".join(f"{row[n]:15.1f}" if row.get(n) and row[n] >= 10 else f"{row.get(n) or 0:15.3f}" for n in names)
-    print(f"{row['dtype']:9} {row['head_dim']:4} {mask:7} {row['seqlen']:7}{cells}{row.get('ratio_to_sdpa_flash', 0):12.2f}", flush=True)
+    figures = [row.get(n) or 0 for n in names]
+    cells = "".join(f"{x:15.1f}" if x >= 10 else f"{x:15.3f}" for x in figures)
+    case = f"{row['dtype']:9} {row['head_dim']:4} {mask:7} {row['seqlen']:7}"
+    print(f"{case}{cells}{row.get('ratio_to_sdpa_flash', 0):12.2f}", flush=True)
 
 
 def describe_machine(device: str) -> str:
-    name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    if device == "cuda":
+        name = torch.cuda.get_device_name()
+    else:
+        processor = platform.processor() or platform.machine()
+        name = f"{processor}, {torch.get_num_threads()} threads"
     return (
         f"{name}; torch {torch.__version__}, CUDA {torch.version.cuda}, "
         f"flashattn_ext {flashattn_ext.__version__}; {datetime.date.today().isoformat()}; TFLOP/s"
