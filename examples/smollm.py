@@ -31,7 +31,7 @@ SHAPE = {
 
 def load(device, use_random, progress):
     """(model, tokenizer); the tokenizer is None with random weights."""
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    dtype = torch.float16 if device == "cuda" else torch.float32
     spec = None if use_random else importlib.util.find_spec(PACKAGE)
     files = [] if spec is None else list(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
     if not files:
