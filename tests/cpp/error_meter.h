@@ -11,7 +11,7 @@
 
 #include "cpu/half.h"
 #include "flashattn/params.h"
-#include "gpu_reference.h"
+#include "attention_reference.h"
 
 namespace cpu_test {
 

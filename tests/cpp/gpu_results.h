@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "gpu_operand.h"
-#include "gpu_reference.h"
+#include "attention_reference.h"
 
 namespace gpu {
 
