@@ -1,5 +1,6 @@
 // From parameters to the backend that serves them: the CPU, or the kernel of a head dim, an
 // element type and an architecture.
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -129,7 +130,8 @@ void check_shared_memory(int arch, int head_dim) {
   check_cuda(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
              "cudaDeviceGetAttribute");
   int const kernel = kernel_head_dim(head_dim);
-  int const needed = smem_bytes(tile_shape(arch, Role::kDecode, kernel), kernel);
+  int const needed = std::max(smem_bytes(tile_shape(arch, Role::kDecode, kernel), kernel),
+                              smem_bytes(tile_shape(arch, Role::kWideDecode, kernel), kernel));
   if (needed > limit) {
     int const capability = capability_of_current_device();
     throw Unsupported("flash_fwd_splitkv: the kernel of sm_" + std::to_string(arch) + " needs " +
@@ -160,9 +162,12 @@ void cuda_flash_fwd_splitkv(FlashSplitkvParams params, cudaStream_t stream) {
   }
   if (!has_work(params.fwd)) { return; }
   kernels.flash_fwd_splitkv(params, plan, stream);
+  bool const overlap = arch >= 90;
   if (plan.split.splits > 1) {
     launch_combine(combine_params(params.fwd, plan.split.splits, plan.rows, plan.out_partial, plan.lse_partial),
-                   stream, /*overlap=*/arch >= 90);
+                   stream, overlap);
+  } else if (plan.merges()) {
+    launch_combine_cuts(params.fwd, plan, stream, overlap);
   }
 }
 

@@ -1,6 +1,7 @@
 // Where one sequence of a key/value cache lives and how long it is, and where a token of it lies.
 #pragma once
 
+#include "core/fast_divisor.h"
 #include "core/sequence_info.h"
 
 namespace flashattn {
@@ -28,25 +29,6 @@ FA_HD SequenceInfo cache_sequence_info(FlashSplitkvParams const& params, int bat
   return seq;
 }
 
-// A quotient by a number that is fixed for a launch, as a multiplication (Granlund & Montgomery 1994,
-// figure 4.1 with the 64-bit product): exact for every dividend in [0, 2^31).
-class FastDivisor {
- public:
-  FA_HD explicit FastDivisor(int divisor = 1) : divisor_(divisor), shift_(0) {
-    while (shift_ < 31 && (uint32_t(1) << shift_) < uint32_t(divisor)) { ++shift_; }
-    multiplier_ = static_cast<uint32_t>(((uint64_t(1) << (31 + shift_)) + divisor - 1) / divisor);
-  }
-  FA_HD int quotient(int dividend) const {
-    return static_cast<int>(uint64_t(uint32_t(dividend)) * multiplier_ >> (31 + shift_));
-  }
-  FA_HD int divisor() const { return divisor_; }
-
- private:
-  int divisor_;
-  int shift_;
-  uint32_t multiplier_;
-};
-
 // The row (page or cache row, slot) of token `token`; `index` is -1 where there is none. Page ids are
 // compared as unsigned numbers: one comparison covers negative ones too.
 struct CacheSlot {
@@ -54,12 +36,20 @@ struct CacheSlot {
   int slot;
 };
 
-FA_HD CacheSlot cache_slot(Cache const& cache, FastDivisor page_size, SequenceInfo const& seq, int token) {
-  if (!cache.paged()) { return {seq.k_batch, token}; }
-  int const column = page_size.quotient(token);
-  int const slot = token - column * page_size.divisor();
-  int const page = cache.block_table[int64_t(seq.batch) * cache.block_table_stride + column];
+// The page id of a token as the table has it, or the cache row.
+FA_HD int page_of(Cache const& cache, FastDivisor page_size, SequenceInfo const& seq, int token) {
+  if (!cache.paged()) { return seq.k_batch; }
+  return cache.block_table[int64_t(seq.batch) * cache.block_table_stride + page_size.quotient(token)];
+}
+
+FA_HD CacheSlot slot_in_page(Cache const& cache, FastDivisor page_size, int page, int token) {
+  if (!cache.paged()) { return {page, token}; }
+  int const slot = token - page_size.quotient(token) * page_size.divisor();
   return {static_cast<unsigned>(page) < static_cast<unsigned>(cache.num_pages) ? page : -1, slot};
+}
+
+FA_HD CacheSlot cache_slot(Cache const& cache, FastDivisor page_size, SequenceInfo const& seq, int token) {
+  return slot_in_page(cache, page_size, page_of(cache, page_size, seq, token), token);
 }
 
 }  // namespace flashattn

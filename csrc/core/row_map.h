@@ -14,7 +14,8 @@ class RowMap {
 
   // The quotient row / pack is row * ceil(2^16 / pack) >> 16: the multiplier is off by less than
   // pack / 2^16 · 1/pack, which over 256 rows adds up to less than the 1/pack that would show.
-  FA_HD explicit RowMap(int pack = 1) : pack_(pack), reciprocal_((65536 + pack - 1) / pack) {}
+  FA_HD RowMap() : RowMap(1) {}
+  FA_HD explicit RowMap(int pack) : pack_(pack), reciprocal_((65536 + pack - 1) / pack) {}
 
   FA_HD int pack() const { return pack_; }
   FA_HD int token(int row) const { return row * reciprocal_ >> 16; }

@@ -30,11 +30,24 @@ inline int64_t partial_bytes(FlashFwdParams const& p) {
   return query_rows(p) * p.shape.heads * (p.shape.head_dim + 1) * int64_t(sizeof(float));
 }
 
+constexpr int kWaves = 2;                      // thread blocks that a multiprocessor holds
+constexpr int kMinKeys = 4 * kSplitGranule;    // of an automatic split
+
+// Chunks have many tiles; where they do not fill the GPU, as many splits as come nearest to that.
+inline SplitPlan plan_chunk_splits(int capacity, int64_t tiles, int multiprocessors) {
+  constexpr int kMinChunkKeys = 2 * kSplitGranule;
+  int64_t const places = int64_t(kWaves) * multiprocessors;
+  int64_t const filling = tiles > 0 ? (places + tiles / 2) / tiles : 1;
+  int64_t const useful = ceil_div(capacity, kMinChunkKeys);
+  int64_t const splits = filling < useful ? filling : useful;
+  return {splits > 1 ? static_cast<int>(splits < kMaxSplits ? splits : kMaxSplits) : 1, 0, kMinChunkKeys};
+}
+
 // Automatic splits: as many as give every multiprocessor kWaves thread blocks, and in any case so many
 // that no thread block has more than kMaxKeys keys, or one long sequence would outlast the batch.
 // A short sequence uses only as many of them as have kMinKeys keys. Bounded by kMaxPartialBytes.
 inline SplitPlan plan_splits(FlashSplitkvParams const& params, int multiprocessors, int64_t tiles) {
-  constexpr int kWaves = 2, kMinKeys = 4 * kSplitGranule, kMaxKeys = 64 * kSplitGranule;
+  constexpr int kMaxKeys = 64 * kSplitGranule;
   int const capacity = params.fwd.shape.seqlen_k;
   Split const& split = params.split;
   if (split.split_size > 0) {
@@ -54,29 +67,36 @@ inline SplitPlan plan_splits(FlashSplitkvParams const& params, int multiprocesso
   return {splits > 1 ? static_cast<int>(splits) : 1, 0, kMinKeys};
 }
 
-// Split `index` of `plan`'s splits, out of the blocks [r.begin, r.end) of block_n keys. Equal shares
-// differ by at most one block; the last splits may be empty. A split of fixed size covers blocks by
-// their position in the sequence.
-FA_HD BlockRange take_split(BlockRange r, SplitPlan plan, int index, int block_n) {
-  int begin, end;
-  if (plan.split_size > 0) {
-    int const blocks = plan.split_size / block_n;
-    begin = index * blocks;
-    end = begin + blocks;
-  } else {
-    int const count = r.end - r.begin;
-    int const min_blocks = plan.min_keys > block_n ? plan.min_keys / block_n : 1;
-    int const useful = ceil_div(count, min_blocks);
-    int const used = useful < plan.splits ? useful : plan.splits;
-    begin = index < used ? r.begin + static_cast<int>(int64_t(count) * index / used) : r.end;
-    end = index < used ? r.begin + static_cast<int>(int64_t(count) * (index + 1) / used) : r.end;
-  }
+// The blocks of `r` in [begin, end), as clean as before.
+FA_HD BlockRange clip(BlockRange r, int begin, int end) {
   r.begin = r.begin > begin ? r.begin : begin;
   r.end = r.end < end ? r.end : end;
   if (r.end < r.begin) { r.end = r.begin; }
   r.clean_begin = r.clean_begin < r.begin ? r.begin : (r.clean_begin > r.end ? r.end : r.clean_begin);
   r.clean_end = r.clean_end < r.clean_begin ? r.clean_begin : (r.clean_end > r.end ? r.end : r.clean_end);
   return r;
+}
+
+// How many equal shares of `count` blocks are not empty; 1 when there is no block.
+FA_HD int used_splits(int count, SplitPlan plan, int block_n) {
+  int const min_blocks = plan.min_keys > block_n ? plan.min_keys / block_n : 1;
+  int const useful = ceil_div(count, min_blocks);
+  int const used = useful < plan.splits ? useful : plan.splits;
+  return used > 0 ? used : 1;
+}
+
+// Split `index` of `plan`'s splits, out of the blocks [r.begin, r.end) of block_n keys. Equal shares
+// differ by at most one block; the last splits may be empty. A split of fixed size covers blocks by
+// their position in the sequence.
+FA_HD BlockRange take_split(BlockRange r, SplitPlan plan, int index, int block_n) {
+  if (plan.split_size > 0) {
+    int const blocks = plan.split_size / block_n;
+    return clip(r, index * blocks, (index + 1) * blocks);
+  }
+  int const count = r.count(), used = used_splits(count, plan, block_n);
+  if (index >= used) { return clip(r, r.end, r.end); }
+  return clip(r, r.begin + static_cast<int>(int64_t(count) * index / used),
+              r.begin + static_cast<int>(int64_t(count) * (index + 1) / used));
 }
 
 }  // namespace flashattn

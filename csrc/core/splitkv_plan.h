@@ -3,24 +3,36 @@
 #pragma once
 
 #include "core/cache_info.h"
+#include "core/cut_tile.h"
 #include "core/forward_plan.h"
 #include "core/split_plan.h"
 #include "core/tile_table.h"
 
 namespace flashattn {
 
+constexpr int kMinShare = 4;  // key blocks of a decode tile that a thread block takes at least
+
 struct SplitkvPlan {
   ForwardPlan decode;  // one tile per sequence and group of heads
   ForwardPlan chunk;
-  bool may_decode;  // whether a sequence can have that role
+  Role decode_role;
+  int packs_of_group = 1;  // decode tiles that share a key/value head
+  bool may_decode;     // whether a sequence can have that role
   bool may_chunk;
-  SplitPlan split;
-  int64_t rows;       // query rows times heads
+  SplitPlan split;     // as the caller asked; {1} when splits are automatic
+  SplitPlan chunk_split;  // of the chunks
+  int shares = 0;      // automatic: thread blocks that take equal shares of the decode work
+  int64_t rows;        // query rows times heads
   FastDivisor page_size;
-  float* out_partial = nullptr;  // (splits, rows, head_dim), in the workspace
+  float* out_partial = nullptr;  // given splits: (splits, rows, head_dim), in the workspace
   float* lse_partial = nullptr;  // (splits, rows)
+  CutTiles decode_cuts;          // automatic
+  CutTiles chunk_cuts;
   void* rotated_q = nullptr;     // (query rows, heads, head_dim), of the type of q
   size_t workspace_bytes = 0;
+
+  FA_HD bool automatic() const { return shares > 0; }
+  FA_HD bool merges() const { return split.splits > 1 || decode_cuts.entries > 0 || chunk_cuts.entries > 0; }
 };
 
 // The most query heads of a key/value head that fit a decode tile together and divide the group.
@@ -36,34 +48,86 @@ FA_HD WorkTile decode_tile_of(Shape const& shape, int64_t index) {
   return {static_cast<int>(index % shape.batch), static_cast<int>(index / shape.batch), 0};
 }
 
+// Sequences whose query rows fit one decode tile are decoded, the others are chunks. This depends on
+// the sequence alone, so its bits do not depend on the batch that it is in.
+FA_HD bool is_decoded(SequenceInfo const& seq, ForwardPlan const& decode) {
+  return seq.len_q <= decode.tile_tokens;
+}
+
+// Takes pieces of the workspace one after the other. Without a workspace it only adds up their sizes.
+class WorkspacePieces {
+ public:
+  explicit WorkspacePieces(void* workspace) : base_(static_cast<char*>(workspace)) {}
+
+  template <class T>
+  T* take(int64_t count) {
+    size_t const begin = bytes_;
+    bytes_ = (begin + size_t(count) * sizeof(T) + 127) / 128 * 128;
+    return base_ != nullptr ? reinterpret_cast<T*>(base_ + begin) : nullptr;
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  char* const base_;
+  size_t bytes_ = 0;
+};
+
+inline CutTiles cut_tiles(WorkspacePieces& pieces, int entries, int slots, int rows, int head_dim, bool of_shares) {
+  CutTiles cuts;
+  cuts.entries = entries, cuts.slots = slots, cuts.rows = rows, cuts.of_shares = of_shares;
+  int64_t const part_rows = int64_t(entries) * slots * rows;
+  cuts.tiles = pieces.take<CutTile>(entries);
+  cuts.out = pieces.take<float>(part_rows * head_dim);
+  cuts.lse = pieces.take<float>(part_rows);
+  return cuts;
+}
+
 // `kernel_head_dim` is that of the kernel which serves the caller's head dim.
 inline SplitkvPlan plan_splitkv(FlashSplitkvParams const& params, int arch, int kernel_head_dim,
                                 int multiprocessors) {
   FlashFwdParams const& fwd = params.fwd;
   Shape const& shape = fwd.shape;
-  TileShape const decode = tile_shape(arch, Role::kDecode, kernel_head_dim);
   SplitkvPlan plan;
+  int const group = shape.heads_kv > 0 ? shape.heads / shape.heads_kv : 1;
+  // With splits of a given size, bits must not depend on what the longest sequence of the batch is.
+  bool const any_role = params.split.split_size == 0;
+  plan.decode_role = decode_role(group, any_role ? int64_t(shape.seqlen_q) * group : 0);
+  TileShape const decode = tile_shape(arch, plan.decode_role, kernel_head_dim);
+  TileShape const chunk = tile_shape(arch, Role::kChunk, kernel_head_dim);
   int const pack = decode_pack(shape, decode.m);
-  plan.decode = {RowMap(pack), decode.m / pack, int64_t(shape.batch) * (shape.heads / pack)};
-  plan.chunk = plan_forward(shape, fwd.lengths, tile_shape(arch, Role::kChunk, kernel_head_dim));
+  plan.decode = ForwardPlan(shape, fwd.lengths, decode.m, pack);
+  plan.decode.tiles = int64_t(shape.batch) * (shape.heads / pack);
+  plan.packs_of_group = plan.decode.group.divisor() / pack;
+  plan.chunk = plan_forward(shape, fwd.lengths, chunk);
   bool const packed = fwd.lengths.cu_seqlens_q != nullptr;
   plan.may_chunk = shape.seqlen_q > plan.decode.tile_tokens;
   plan.may_decode = packed || !plan.may_chunk;
-  plan.split = plan_splits(params, multiprocessors, plan.may_decode ? plan.decode.tiles : plan.chunk.tiles);
   plan.rows = query_rows(fwd) * shape.heads;
   plan.page_size = FastDivisor(params.cache.page_size > 0 ? params.cache.page_size : 1);
 
-  auto const take = [&](size_t bytes) {
-    size_t const begin = plan.workspace_bytes;
-    plan.workspace_bytes = (begin + bytes + 127) / 128 * 128;
-    return params.workspace != nullptr ? static_cast<char*>(params.workspace) + begin : nullptr;
-  };
-  if (plan.split.splits > 1) {
-    size_t const rows = size_t(plan.split.splits) * plan.rows;
-    plan.out_partial = reinterpret_cast<float*>(take(rows * shape.head_dim * sizeof(float)));
-    plan.lse_partial = reinterpret_cast<float*>(take(rows * sizeof(float)));
+  WorkspacePieces pieces(params.workspace);
+  if (params.split.num_splits > 0 || params.split.split_size > 0) {
+    plan.split = plan.chunk_split = plan_splits(params, multiprocessors, 0);
+    if (plan.split.splits > 1) {
+      plan.out_partial = pieces.take<float>(plan.split.splits * plan.rows * shape.head_dim);
+      plan.lse_partial = pieces.take<float>(plan.split.splits * plan.rows);
+    }
+  } else {
+    plan.split = {1, 0};
+    // What a multiprocessor holds, or one where chunks want the rest.
+    plan.shares = (plan.may_chunk ? 1 : decode_blocks(arch, decode, kernel_head_dim)) * multiprocessors;
+    // A tile of one key block cannot be cut.
+    if (plan.may_decode && shape.seqlen_k > decode.n) {
+      plan.decode_cuts = cut_tiles(pieces, plan.shares, 2, decode.m, shape.head_dim, /*of_shares=*/true);
+    }
+    plan.chunk_split = plan_chunk_splits(shape.seqlen_k, plan.chunk.tiles, multiprocessors);
+    if (plan.may_chunk && plan.chunk_split.splits > 1) {
+      plan.chunk_cuts = cut_tiles(pieces, static_cast<int>(plan.chunk.tiles), plan.chunk_split.splits, chunk.m,
+                                  shape.head_dim, /*of_shares=*/false);
+    }
   }
-  if (params.append.rotary_dim > 0) { plan.rotated_q = take(size_t(plan.rows) * shape.head_dim * 2); }
+  if (params.append.rotary_dim > 0) { plan.rotated_q = pieces.take<uint16_t>(plan.rows * shape.head_dim); }
+  plan.workspace_bytes = pieces.bytes();
   return plan;
 }
 

@@ -2,6 +2,8 @@
 // and the kernels themselves both read them here.
 #pragma once
 
+#include <cstdint>
+
 #include "core/macros.h"
 
 namespace flashattn {
@@ -16,8 +18,14 @@ struct TileShape {
 };
 
 // What a kernel is for. kPrefill is flash_fwd; flash_fwd_splitkv serves the sequences of a batch that
-// have few query rows with kDecode and the others with kChunk.
-enum class Role { kPrefill, kChunk, kDecode };
+// have few query rows with kDecode, or kWideDecode, and the others with kChunk.
+enum class Role { kPrefill, kChunk, kDecode, kWideDecode };
+
+// Which decode kernel serves a call whose sequences have at most `rows` query rows for one key/value head, `group`
+// of them for each token.
+constexpr Role decode_role(int group, int64_t rows) {
+  return group > 16 || (rows > 16 && rows <= 32) ? Role::kWideDecode : Role::kDecode;
+}
 
 // Shared memory that one thread block may use, in bytes (CUDA C++ Programming Guide, table
 // "Technical Specifications per Compute Capability").
@@ -26,10 +34,16 @@ constexpr int smem_limit(int arch) {
   return arch >= 90 ? 227 * 1024 : 163 * 1024;
 }
 
-// Q, then the stages of K and V, 2 bytes an element, and up to 1 KB of softmax states and flags. The
-// output reuses the rest.
+constexpr int smem_of_multiprocessor(int arch) {
+  if (arch >= 120 || arch == 86 || arch == 89) { return 100 * 1024; }
+  return arch >= 90 ? 228 * 1024 : 164 * 1024;
+}
+
+// Q, then the stages of K and V, 2 bytes an element; the softmax state of every row in each of the warps that
+// share it, the parts that the block is at, and where the keys of two blocks lie. The output reuses the rest.
 constexpr int smem_bytes(TileShape tile, int head_dim) {
-  return 2 * head_dim * (tile.m + 2 * tile.stages * tile.n) + 1024;
+  int const states = tile.key_warps > 1 ? 8 * tile.key_warps * tile.m : 8;
+  return 2 * head_dim * (tile.m + 2 * tile.stages * tile.n) + states + 120 * (tile.stages + 1) + 32 * tile.n + 128;
 }
 
 // Measured on an H200 (2026-11-29, docs/tuning.md). 32 query rows per warp halve the traffic of keys
@@ -52,27 +66,48 @@ constexpr TileShape chunk_tile(int head_dim) {
   return tile;
 }
 
-// Decoding is bound by memory: what counts is bytes in flight, so the rows are few (one MMA) and the
-// stages as many as leave room for two thread blocks on a multiprocessor. From sm_90 on, head dims over
+// Decoding is bound by memory: what counts is bytes in flight, so the rows are few (one MMA, or two) and
+// the stages as many as leave room for two thread blocks on a multiprocessor. From sm_90 on, head dims over
 // 192 take the room of both. Machine code of sm_80 also runs on sm_86 and sm_89 and has to fit there.
 constexpr int decode_room(int arch, int head_dim) {
   if (arch < 90) { return 80 * 1024; }
-  return head_dim <= 192 && smem_limit(arch) > 112 * 1024 ? 112 * 1024 : smem_limit(arch);
+  return head_dim <= 192 && smem_limit(arch) > 113 * 1024 ? 113 * 1024 : smem_limit(arch);
 }
 
-constexpr TileShape decode_tile(int arch, int head_dim) {
-  TileShape tile{16, 64, 4, 1, false, 4};
-  int const room = decode_room(arch, head_dim);
+constexpr TileShape with_stages(TileShape tile, int head_dim, int room) {
   while (tile.stages < 4) {
     ++tile.stages;
-    if (smem_bytes(tile, head_dim) > room) { return {16, 64, 4, tile.stages - 1, false, 4}; }
+    if (smem_bytes(tile, head_dim) > room) {
+      --tile.stages;
+      break;
+    }
   }
   return tile;
 }
 
+constexpr TileShape decode_tile(int arch, int head_dim) {
+  return with_stages({16, 64, 4, 1, head_dim <= 192, 4}, head_dim, decode_room(arch, head_dim));
+}
+
+// The accumulators of the warps that share rows fit into one stage when they are added up.
+constexpr TileShape wide_decode_tile(int arch, int head_dim) {
+  return with_stages({32, 64, 4, 1, head_dim <= 192, 2}, head_dim, decode_room(arch, head_dim));
+}
+
 constexpr TileShape tile_shape(int arch, Role role, int head_dim) {
-  if (role == Role::kDecode) { return decode_tile(arch, head_dim); }
-  return role == Role::kChunk ? chunk_tile(head_dim) : prefill_tile(head_dim);
+  switch (role) {
+    case Role::kPrefill: return prefill_tile(head_dim);
+    case Role::kChunk: return chunk_tile(head_dim);
+    case Role::kDecode: return decode_tile(arch, head_dim);
+    default: return wide_decode_tile(arch, head_dim);
+  }
+}
+
+// Thread blocks of a decode kernel on a multiprocessor. Each costs another KB of shared memory, and the registers
+// of 128 threads suffice for three.
+constexpr int decode_blocks(int arch, TileShape tile, int head_dim) {
+  int const fit = smem_of_multiprocessor(arch) / (smem_bytes(tile, head_dim) + 1024);
+  return fit < 1 ? 1 : (fit > 3 ? 3 : fit);
 }
 
 // The kernels that exist. Any multiple of 8 runs on the smallest kernel that holds it.

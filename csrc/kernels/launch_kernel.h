@@ -40,29 +40,23 @@ __device__ __forceinline__ void wait_for_previous_kernel() {
 }
 
 template <class... Parameters, class... Arguments>
-void launch_overlapping(char const* function, void (*kernel)(Parameters...), dim3 grid, int threads,
-                        cudaStream_t stream, Arguments const&... arguments) {
+void launch(char const* function, void (*kernel)(Parameters...), dim3 grid, int threads, int smem_bytes,
+            cudaStream_t stream, bool overlap, Arguments const&... arguments) {
+  if (smem_bytes > 48 * 1024) {
+    check_cuda(function, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes),
+               "cannot reserve shared memory");
+  }
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = smem_bytes;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.numAttrs = overlap ? 1 : 0;
   check_cuda(function, cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), "cannot launch the kernel");
-}
-
-template <class... Parameters, class... Arguments>
-void launch(char const* function, void (*kernel)(Parameters...), dim3 grid, int threads, int smem_bytes,
-            cudaStream_t stream, Arguments const&... arguments) {
-  if (smem_bytes > 48 * 1024) {
-    check_cuda(function, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes),
-               "cannot reserve shared memory");
-  }
-  kernel<<<grid, threads, smem_bytes, stream>>>(arguments...);
-  check_cuda(function, cudaGetLastError(), "cannot launch the kernel");
 }
 
 }  // namespace flashattn

@@ -6,7 +6,8 @@
 
 #include "core/online_softmax.h"
 #include "sm80/fragments.h"
-#include "sm80/query_tile.h"
+#include "core/query_tile.h"
+#include "sm80/part.h"
 #include "sm80/tile_copy.h"
 #include "sm80/traits.h"
 
@@ -21,38 +22,26 @@ CUTE_DEVICE float load_sink(Score const& score, int head) {
   }
 }
 
-// The parts of one split: out (rows, head dim) and lse (rows), rows in the order of lse. Null when the
-// result is final.
-struct PartialOutput {
-  float* out = nullptr;
-  float* lse = nullptr;
-};
-
 template <class Traits>
 class Epilogue {
  public:
   using Element = typename Traits::Element;
   using TiledMma = typename Traits::TiledMmaPv;
 
-  CUTE_DEVICE Epilogue(FlashFwdParams const& params, QueryTile const& tile, PartialOutput partial, bool sink)
-      : params_(params), tile_(tile), partial_(partial), sink_(sink) {}
+  CUTE_DEVICE Epilogue(FlashFwdParams const& params, Part const& part)
+      : params_(params), tile_(part.tile), partial_(part.output), sink_(part.first) {}
 
+  // `stage` held the last block; nobody needs it any more.
   template <class Acc, class Softmax>
-  CUTE_DEVICE void store(Acc& acc, Softmax& softmax, typename Traits::SharedStorage& smem) const {
+  CUTE_DEVICE void store(Acc& acc, Softmax& softmax, typename Traits::SharedStorage& smem,
+                         typename Traits::Stage& stage) const {
     normalise(acc, softmax, smem);
     if constexpr (Traits::kKeyWarps > 1) {
-      store_sum_of_warps(acc, smem);
+      store_sum_of_warps(acc, stage.warp_parts());
     } else if (partial_.out != nullptr) {
       store_partial(acc);
     } else {
       store_rounded(acc, smem.q);
-    }
-  }
-
-  // A split without keys writes its lse alone: the merge does not look at its out.
-  CUTE_DEVICE void store_empty_part() const {
-    for (int row = threadIdx.x; row < Traits::kBlockM; row += Traits::kThreads) {
-      if (tile_.has_row(row)) { store_lse(row, -kInfinity); }
     }
   }
 
@@ -68,7 +57,7 @@ class Epilogue {
   template <class Acc, class Softmax>
   CUTE_DEVICE void normalise(Acc& acc, Softmax& softmax, typename Traits::SharedStorage& smem) const {
     using namespace cute;
-    if constexpr (Traits::kKeyWarps > 1) { softmax.join_warps(smem.warp_states, coordinates()); }
+    if constexpr (Traits::kKeyWarps > 1) { softmax.join_warps(smem.warp_states, coordinates(), Traits::key_warp()); }
     auto const coords = coordinates();
     Tensor out = row_column_view(acc);
     CUTE_UNROLL
@@ -82,22 +71,21 @@ class Epilogue {
         out(i, col) = result.factor == 0.f ? 0.f : out(i, col) * result.factor;
       }
       // All threads of a row know the result; the one with column 0 in the first key warp writes.
-      bool const first = Traits::kKeyWarps == 1 || threadIdx.x < 32;
-      if (first && get<1>(coords(i, 0)) == 0 && tile_.has_row(row)) { store_lse(row, result.lse); }
+      if (Traits::key_warp() == 0 && get<1>(coords(i, 0)) == 0 && tile_.has_row(row)) { store_lse(row, result.lse); }
     }
   }
 
-  CUTE_DEVICE int64_t lse_index(int row) const {
-    return lse_offset(params_.shape, params_.lengths, tile_.seq, tile_.head(row)) + tile_.token(row);
+  CUTE_DEVICE int64_t row_index(int row) const {
+    return partial_.tile_order ? row : tile_.lse_index(params_.shape, params_.lengths, row);
   }
 
   CUTE_DEVICE void store_lse(int row, float lse) const {
     float* const target = partial_.lse != nullptr ? partial_.lse : params_.lse;
-    if (target != nullptr) { target[lse_index(row)] = lse; }
+    if (target != nullptr) { target[row_index(row)] = lse; }
   }
 
   CUTE_DEVICE float* partial_row(int row) const {
-    return partial_.out + lse_index(row) * params_.shape.head_dim;
+    return partial_.out + row_index(row) * params_.shape.head_dim;
   }
 
   // Through shared memory, where Q was, so that global memory is written in whole lines.
@@ -113,9 +101,9 @@ class Epilogue {
     __syncthreads();
 
     Element* const base = static_cast<Element*>(params_.out.data);
-    TileCopy<Traits, Traits::kBlockM>{}.store(
-        smem, params_.shape.head_dim, [&](int row) { return base + tile_.offset(params_.out, row); },
-        [&](int row) { return tile_.has_row(row); });
+    QueryCopy<Traits>{}.store(smem, params_.shape.head_dim, [&](int row) {
+      return Row<Element>{base + tile_.offset(params_.out, row), tile_.has_row(row)};
+    });
   }
 
   // A thread's two neighbouring columns; the four threads of a row fill a 32-byte sector.
@@ -141,10 +129,9 @@ class Epilogue {
 
   // In the order of the warps, so that the same call gives the same bits.
   template <class Acc>
-  CUTE_DEVICE void store_sum_of_warps(Acc const& acc, typename Traits::SharedStorage& smem) const {
+  CUTE_DEVICE void store_sum_of_warps(Acc const& acc, float* parts) const {
     using namespace cute;
     constexpr int kHeadDim = Traits::kHeadDim, kTile = Traits::kBlockM * kHeadDim;
-    float* const parts = smem.warp_parts();
     auto const coords = coordinates();
     Tensor const out = row_column_view(acc);
     CUTE_UNROLL
@@ -152,7 +139,7 @@ class Epilogue {
       CUTE_UNROLL
       for (int col = 0; col < size<1>(out); col += 2) {
         int const at = get<0>(coords(i, col)) * kHeadDim + get<1>(coords(i, col));
-        *reinterpret_cast<float2*>(parts + threadIdx.x / 32 * kTile + at) =
+        *reinterpret_cast<float2*>(parts + Traits::key_warp() * kTile + at) =
             make_float2(out(i, col), out(i, col + 1));
       }
     }
@@ -180,7 +167,7 @@ class Epilogue {
 
   FlashFwdParams const& params_;
   QueryTile const& tile_;
-  PartialOutput const partial_;
+  PartialOutput const& partial_;
   bool const sink_;  // of several splits only the first one has it
 };
 

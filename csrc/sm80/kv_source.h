@@ -3,20 +3,22 @@
 
 #include "core/cache_info.h"
 #include "core/sequence_info.h"
+#include "sm80/part.h"
 #include "sm80/tile_copy.h"
 
 namespace flashattn::sm80 {
 
-// What the main loop asks of a source: start copying a block to shared memory, first its keys, then
-// its values. Rows outside of `keys`, which no row of the tile sees, become zeros: a masked key has
-// probability 0, but 0 · NaN would still be NaN. has_holes() is the same for all threads; then is_key(j) tells which keys below len_k
-// do not exist.
+// What a source of keys and values does: after open(part), start copying a block to shared memory, first its
+// keys, then its values. Rows outside of part.keys, which no row of the tile sees, become zeros: a masked key
+// has probability 0, but 0 · NaN would still be NaN. Where has_holes() is true, is_key(part, j) tells
+// which keys below len_k do not exist.
 template <class Source, class Element>
-concept KvSource = requires(Source& source, int block, Element* smem, int key) {
+concept KvSource = requires(Source& source, Part const& part, int block, Element* smem, int key) {
+  source.open(part);
   source.load_k(block, smem);
   source.load_v(block, smem);
   source.has_holes();
-  source.is_key(key);
+  source.is_key(part, key);
 };
 
 // Keys and values of a sequence one row stride apart.
@@ -25,99 +27,122 @@ class ContiguousKv {
  public:
   using Element = typename Traits::Element;
 
-  CUTE_DEVICE ContiguousKv(FlashFwdParams const& params, SequenceInfo const& seq, int head_kv, KeyRange keys)
-      : k_(static_cast<Element const*>(params.k.data) + key_offset(params.k, seq, head_kv)),
-        v_(static_cast<Element const*>(params.v.data) + key_offset(params.v, seq, head_kv)),
-        k_row_stride_(params.k.row_stride),
-        v_row_stride_(params.v.row_stride),
-        keys_(keys),
-        head_dim_(params.shape.head_dim) {}
+  CUTE_DEVICE explicit ContiguousKv(FlashFwdParams const& params) : params_(params) {}
 
-  CUTE_DEVICE void load_k(int block, Element* smem) const { load(k_, k_row_stride_, block, smem); }
-  CUTE_DEVICE void load_v(int block, Element* smem) const { load(v_, v_row_stride_, block, smem); }
+  CUTE_DEVICE void open(Part const& part) {
+    k_ = static_cast<Element const*>(params_.k.data) + key_offset(params_.k, part.tile.seq, part.head_kv);
+    v_ = static_cast<Element const*>(params_.v.data) + key_offset(params_.v, part.tile.seq, part.head_kv);
+    keys_ = part.keys;
+  }
+  CUTE_DEVICE void load_k(int block, Element* smem) const { load(k_, params_.k.row_stride, block, smem); }
+  CUTE_DEVICE void load_v(int block, Element* smem) const { load(v_, params_.v.row_stride, block, smem); }
   CUTE_DEVICE static constexpr bool has_holes() { return false; }
-  CUTE_DEVICE static constexpr bool is_key(int) { return true; }
+  CUTE_DEVICE static constexpr bool is_key(Part const&, int) { return true; }
 
  private:
   CUTE_DEVICE void load(Element const* base, int64_t row_stride, int block, Element* smem) const {
     int const first_key = block * Traits::kBlockN;
     Element const* rows = base + first_key * row_stride;
-    copy_.load_async(
-        smem, head_dim_, [&](int row) { return rows + row * row_stride; },
-        [&](int row) { return keys_.has(first_key + row); });
+    copy_.load_async(smem, params_.shape.head_dim, [&](int row) {
+      return Row<Element const>{rows + row * row_stride, keys_.has(first_key + row)};
+    });
   }
 
-  TileCopy<Traits, Traits::kBlockN> const copy_;
-  Element const* const k_;
-  Element const* const v_;
-  int64_t const k_row_stride_;
-  int64_t const v_row_stride_;
-  KeyRange const keys_;
-  int const head_dim_;
+  FlashFwdParams const& params_;
+  KvCopy<Traits> const copy_;
+  Element const* k_ = nullptr;
+  Element const* v_ = nullptr;
+  KeyRange keys_ = {0, 0};
 };
 
-// Keys and values of a cache, contiguous or in pages. Each thread looks up the pages of the rows that
-// it copies. `holes` is in shared memory and set by whoever meets a page that does not exist.
+// Keys and values of a cache, contiguous or in pages. Which row of memory a key lies in is worked out once for
+// all threads that copy a piece of it, in shared memory and a block ahead of the copies; the page ids are read
+// another block ahead, so that nobody waits for the table.
 template <class Traits>
 class CacheKv {
  public:
   using Element = typename Traits::Element;
-  using Copy = TileCopy<Traits, Traits::kBlockN>;
 
-  CUTE_DEVICE CacheKv(FlashSplitkvParams const& params, FastDivisor page_size, SequenceInfo const& seq,
-                      int head_kv, KeyRange keys, int* holes)
-      : params_(params),
-        seq_(seq),
-        page_size_(page_size),
-        k_(static_cast<Element const*>(params.fwd.k.data) + head_kv * params.fwd.k.head_stride),
-        v_(static_cast<Element const*>(params.fwd.v.data) + head_kv * params.fwd.v.head_stride),
-        keys_(keys),
-        holes_(holes) {}
+  // Elements before the row in k and in v; negative where there is no such row.
+  struct RowOffsets {
+    int64_t k;
+    int64_t v;
+  };
 
-  CUTE_DEVICE void load_k(int block, Element* smem) {
-    look_up(block * Traits::kBlockN);
-    load(k_, params_.fwd.k, smem);
+  struct Storage {
+    RowOffsets rows[2][Traits::kBlockN];  // of the blocks with even and with odd numbers
+    int holes;                            // set by whoever meets a page that does not exist
+  };
+
+  CUTE_DEVICE CacheKv(FlashSplitkvParams const& params, FastDivisor page_size, Storage& storage)
+      : params_(params), page_size_(page_size), storage_(storage) {}
+
+  CUTE_DEVICE void open(Part const& part) {
+    part_ = &part;
+    int const block = part.end - 1;
+    page_ = find_page(block);
+    find_rows(block);
+    page_ = find_page(block - 1);
+    __syncthreads();
   }
-  CUTE_DEVICE void load_v(int, Element* smem) const { load(v_, params_.fwd.v, smem); }
-  CUTE_DEVICE bool has_holes() const { return *holes_ != 0; }
-  CUTE_DEVICE bool is_key(int key) const {
-    return !keys_.has(key) || cache_slot(params_.cache, page_size_, seq_, seq_.k_begin + key).index >= 0;
+
+  // Blocks come in descending order.
+  CUTE_DEVICE void load_k(int block, Element* smem) {
+    load(params_.fwd.k, smem, [&](int row) { return storage_.rows[block & 1][row].k; });
+    find_rows(block - 1);
+    page_ = find_page(block - 2);
+  }
+  CUTE_DEVICE void load_v(int block, Element* smem) const {
+    load(params_.fwd.v, smem, [&](int row) { return storage_.rows[block & 1][row].v; });
+  }
+  CUTE_DEVICE bool has_holes() const { return storage_.holes != 0; }
+  CUTE_DEVICE bool is_key(Part const& part, int key) const {
+    SequenceInfo const& seq = part.tile.seq;
+    return !part.keys.has(key) || cache_slot(params_.cache, page_size_, seq, seq.k_begin + key).index >= 0;
   }
 
  private:
-  CUTE_DEVICE static int step_of(int row, int first) { return (row - first) / Copy::kRowsPerStep; }
+  // Of the key that is this thread's to look up.
+  CUTE_DEVICE int find_page(int block) const {
+    int const key = block * Traits::kBlockN + threadIdx.x;
+    if (threadIdx.x >= Traits::kBlockN || !part_->keys.has(key)) { return -1; }
+    SequenceInfo const& seq = part_->tile.seq;
+    return page_of(params_.cache, page_size_, seq, seq.k_begin + key);
+  }
 
-  CUTE_DEVICE void look_up(int first_key) {
-    CUTE_UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      int const row = copy_.row + step * Copy::kRowsPerStep, key = first_key + row;
-      slots_[step] = {-1, 0};
-      if (row >= Traits::kBlockN || !keys_.has(key)) { continue; }
-      slots_[step] = cache_slot(params_.cache, page_size_, seq_, seq_.k_begin + key);
-      if (slots_[step].index < 0) { *holes_ = 1; }
+  CUTE_DEVICE void find_rows(int block) const {
+    if (threadIdx.x >= Traits::kBlockN) { return; }
+    int const key = block * Traits::kBlockN + threadIdx.x;
+    RowOffsets offsets{-1, -1};
+    if (part_->keys.has(key)) {
+      CacheSlot const at = slot_in_page(params_.cache, page_size_, page_, part_->tile.seq.k_begin + key);
+      if (at.index >= 0) {
+        offsets = {offset(params_.fwd.k, at), offset(params_.fwd.v, at)};
+      } else {
+        storage_.holes = 1;
+      }
     }
+    storage_.rows[block & 1][threadIdx.x] = offsets;
   }
 
-  CUTE_DEVICE void load(Element const* base, Input const& t, Element* smem) const {
-    copy_.load_async(
-        smem, params_.fwd.shape.head_dim,
-        [&](int row) {
-          CacheSlot const at = slots_[step_of(row, copy_.row)];
-          return base + at.index * t.batch_stride + at.slot * t.row_stride;
-        },
-        [&](int row) { return slots_[step_of(row, copy_.row)].index >= 0; });
+  CUTE_DEVICE int64_t offset(Input const& t, CacheSlot at) const {
+    return at.index * t.batch_stride + at.slot * t.row_stride + part_->head_kv * t.head_stride;
   }
 
-  static constexpr int kSteps = (Traits::kBlockN + Copy::kRowsPerStep - 1) / Copy::kRowsPerStep;
-  Copy const copy_;
+  template <class Offset>
+  CUTE_DEVICE void load(Input const& t, Element* smem, Offset offset_of) const {
+    auto const* const base = static_cast<Element const*>(t.data);
+    KvCopy<Traits>{}.load_async(smem, params_.fwd.shape.head_dim, [&](int row) {
+      int64_t const offset = offset_of(row);
+      return Row<Element const>{base + offset, offset >= 0};
+    });
+  }
+
   FlashSplitkvParams const& params_;
-  SequenceInfo const& seq_;
   FastDivisor const page_size_;
-  Element const* const k_;
-  Element const* const v_;
-  KeyRange const keys_;
-  int* const holes_;
-  CacheSlot slots_[kSteps];  // of the block whose keys were loaded last
+  Storage& storage_;
+  Part const* part_ = nullptr;  // in shared memory
+  int page_ = -1;
 };
 
 }  // namespace flashattn::sm80

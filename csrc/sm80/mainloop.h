@@ -1,11 +1,11 @@
-// The main loop: one query tile against its blocks of keys and values. Every feature goes through it.
+// The main loop: query tiles against their blocks of keys and values. Every feature goes through it.
 #pragma once
 
 #include <cute/tensor.hpp>
 
 #include "core/block_range.h"
 #include "sm80/fragments.h"
-#include "sm80/kv_source.h"
+#include "sm80/kv_feed.h"
 #include "sm80/row_softmax.h"
 #include "sm80/score_editor.h"
 #include "sm80/traits.h"
@@ -25,58 +25,109 @@ class Mainloop {
                         typename Traits::SmemLayoutQ{})));  // (MMA, MMA_M, MMA_K)
   static constexpr int kRows = 2 * decltype(cute::size<1>(Accumulator{}))::value;  // of a thread
 
-  CUTE_DEVICE Mainloop(typename Traits::SharedStorage& smem, ScoreEditor const& editor)
-      : smem_(smem), editor_(editor), softmax_(editor.exponent_scale()) {
-    cute::clear(acc_);
-  }
+  CUTE_DEVICE Mainloop(FlashFwdParams const& params, typename Traits::SharedStorage& smem)
+      : params_(params), smem_(smem), softmax_(score_mod(params.score).exponent_scale) {}
 
-  // The newest block comes first. Shared memory holds kStages blocks of keys and as many of values;
-  // they are loaded in the order K₀ V₀ K₁ V₁ ..., one cp.async group each. So at every wait the
-  // same number of younger groups may still be in flight. The caller has issued the copies of Q.
-  template <KvSource<Element> Source>
-  CUTE_DEVICE void run(Source& source, BlockRange const& blocks) {
-    int const count = blocks.count();
-    auto const load_k = [&](int i) {
-      if (i < count) { source.load_k(blocks.end - 1 - i, smem_.k[i % Traits::kStages]); }
-      cute::cp_async_fence();
-    };
-    auto const load_v = [&](int i) {
-      if (i < count) { source.load_v(blocks.end - 1 - i, smem_.v[i % Traits::kStages]); }
-      cute::cp_async_fence();
-    };
-    auto const wait_for_oldest = [] {
-      cute::cp_async_wait<2 * (Traits::kStages - 1)>();
-      __syncthreads();
-    };
-
-    CUTE_UNROLL
-    for (int i = 0; i < Traits::kStages; ++i) {
-      load_k(i);
-      if (i + 1 < Traits::kStages) { load_v(i); }
-    }
-    if constexpr (Traits::kTile.q_in_registers) {
-      wait_for_oldest();
-      CUTE_UNROLL
-      for (int slice = 0; slice < cute::size<2>(q_); ++slice) { fetch_q(slice); }
-    }
-    for (int i = 0; i < count; ++i) {
-      int const block = blocks.end - 1 - i, stage = i % Traits::kStages;
-      wait_for_oldest();  // K of this block is here, and nobody reads V of the previous one
-      load_v(i + Traits::kStages - 1);
-      auto scores = multiply_qk(smem_.k[stage]);
-      if (!blocks.is_clean(block) || source.has_holes()) { edit(source, scores, block * Traits::kBlockN); }
-      wait_for_oldest();  // V of this block is here, and nobody reads K any more
-      load_k(i + Traits::kStages);
-      accumulate_pv(scores, smem_.v[stage]);
+  // Attends to all parts of `feed` and gives the result of each to finish(part, acc, softmax, stage), where
+  // `stage` held the last block. Keys and values of a block are one cp.async group each.
+  template <class Feed, class Finish>
+  CUTE_DEVICE void run(Feed& feed, Finish const& finish) {
+    if constexpr (Traits::kStages == 1) {
+      run_in_turn(feed, finish);
+    } else {
+      run_ahead(feed, finish);
     }
     cute::cp_async_wait<0>();
+  }
+
+ private:
+  // One stage and one part: values are loaded during Q·Kᵀ, and the next keys during P·V. Another thread block on the
+  // multiprocessor hides the rest.
+  template <class Feed, class Finish>
+  CUTE_DEVICE void run_in_turn(Feed& feed, Finish const& finish) {
+    Part const* const part = feed.next_part();
+    if (part == nullptr) { return; }
+    start</*kAtOnce=*/false>(*part);
+    load_k(feed, 0);
+    for (int block = part->end - 1; block >= part->begin; --block) {
+      wait_for_block<0>();
+      load_v(feed, 0);
+      auto scores = multiply_qk(smem_.stages[0].k);
+      edit(feed.source(), *part, scores, block);
+      wait_for_block<0>();
+      load_k(feed, 0);
+      accumulate_pv(scores, smem_.stages[0].v);
+    }
+    finish(*part, acc_, softmax_, smem_.stages[0]);
+  }
+
+  // Several stages: while one block is computed, all others are being filled, if need be with blocks of parts
+  // to come.
+  template <class Feed, class Finish>
+  CUTE_DEVICE void run_ahead(Feed& feed, Finish const& finish) {
+    constexpr int kAhead = Traits::kStages - 1;  // blocks
+    auto const after = [](int stage) { return stage + 1 == Traits::kStages ? 0 : stage + 1; };
+    Part const* part = nullptr;
+    int block = 0;
+    for (int filled = 0, warm_up = kAhead;; filled = after(filled)) {
+      if (warm_up == 0 && part == nullptr) {
+        part = feed.next_part();
+        if (part == nullptr) { break; }
+        block = part->end - 1;
+        start</*kAtOnce=*/true>(*part);
+      }
+      wait_for_block<2 * kAhead - 1>();  // its keys; and nobody reads the stage to be filled
+      load_k(feed, filled);
+      load_v(feed, filled);
+      if (warm_up > 0) {
+        --warm_up;
+        continue;
+      }
+      auto& stage = smem_.stages[after(filled)];
+      auto scores = multiply_qk(stage.k);
+      edit(feed.source(), *part, scores, block);
+      wait_for_block<2 * kAhead>();  // its values
+      accumulate_pv(scores, stage.v);
+      if (block-- == part->begin) {
+        finish(*part, acc_, softmax_, stage);
+        part = nullptr;
+      }
+    }
+  }
+
+  // For all but the kInFlight youngest groups, and for all threads.
+  template <int kInFlight>
+  CUTE_DEVICE static void wait_for_block() {
+    cute::cp_async_wait<kInFlight>();
     __syncthreads();
   }
 
-  CUTE_DEVICE Accumulator& acc() { return acc_; }
-  CUTE_DEVICE RowSoftmax<kRows>& softmax() { return softmax_; }
+  template <class Feed>
+  CUTE_DEVICE void load_k(Feed& feed, int stage) {
+    feed.load_k(smem_.stages[stage].k);
+    cute::cp_async_fence();
+  }
 
- private:
+  template <class Feed>
+  CUTE_DEVICE void load_v(Feed& feed, int stage) {
+    feed.load_v(smem_.stages[stage].v);
+    cute::cp_async_fence();
+  }
+
+  // Asynchronous loads are awaited in order: behind keys that run ahead, queries would wait for them.
+  template <bool kAtOnce>
+  CUTE_DEVICE void start(Part const& part) {
+    load_queries<Traits, kAtOnce>(params_, part.tile, smem_.q);
+    cute::clear(acc_);
+    softmax_.reset();
+    if constexpr (Traits::kTile.q_in_registers) {
+      if constexpr (!kAtOnce) { cute::cp_async_wait<0>(); }
+      __syncthreads();
+      CUTE_UNROLL
+      for (int slice = 0; slice < cute::size<2>(q_); ++slice) { fetch_q(slice); }
+    }
+  }
+
   CUTE_DEVICE void fetch_q(int slice) {
     using namespace cute;
     Tensor const sQ = make_tensor(make_smem_ptr(smem_.q), typename Traits::SmemLayoutQ{});
@@ -108,15 +159,18 @@ class Mainloop {
   }
 
   template <class Source, class Scores>
-  CUTE_DEVICE void edit(Source const& source, Scores& scores, int first_key) const {
+  CUTE_DEVICE void edit(Source const& source, Part const& part, Scores& scores, int block) const {
+    if (part.is_clean(block) && !source.has_holes()) { return; }
     using namespace cute;
+    ScoreEditor const editor(params_, part.tile);
+    int const first_key = block * Traits::kBlockN;
     Tensor const tile = make_identity_tensor(cute::Shape<typename Traits::BlockM, typename Traits::BlockN>{});
     Tensor const coords = TiledMmaQk{}.get_thread_slice(threadIdx.x).partition_C(tile);
     Tensor view = row_column_view(scores);
     Tensor const coords_view = row_column_view(coords);
-    editor_.edit(view, coords_view, first_key);
+    editor.edit(view, coords_view, first_key);
     if (source.has_holes()) {
-      editor_.mask_keys(view, coords_view, [&](int key) { return source.is_key(first_key + key); });
+      editor.mask_keys(view, coords_view, [&](int key) { return source.is_key(part, first_key + key); });
     }
   }
 
@@ -142,8 +196,8 @@ class Mainloop {
              [&](int slice) { copy(copy_v, tOsV(_, _, slice), to_v(_, _, slice)); });
   }
 
+  FlashFwdParams const& params_;
   typename Traits::SharedStorage& smem_;
-  ScoreEditor const& editor_;
   RowSoftmax<kRows> softmax_;
   Accumulator acc_;
   QueryFragment q_;  // filled once, or slice by slice at each use

@@ -24,6 +24,10 @@ class RowSoftmax {
  public:
   CUTE_DEVICE explicit RowSoftmax(float exponent_scale)
       : exponent_scale_(exponent_scale), scale_log2_(exponent_scale * kLog2e) {
+    reset();
+  }
+
+  CUTE_DEVICE void reset() {
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
       maximum_[row] = -kInfinity;
@@ -60,14 +64,14 @@ class RowSoftmax {
   }
 
   // For warps that hold the same rows and different keys: gives each the state of all keys.
-  // `coords` are the coordinates of the accumulator, states (warp, row) lie in shared memory.
+  // `coords` are the coordinates of the accumulator, states (key warp, row) lie in shared memory.
   template <class States, class Coords>
-  CUTE_DEVICE void join_warps(States& states, Coords const& coords) {
+  CUTE_DEVICE void join_warps(States& states, Coords const& coords, int key_warp) {
     constexpr int kWarps = std::extent_v<States, 0>;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float const sum = quad_sum(sum_[i]);
-      if (threadIdx.x % 4 == 0) { states[threadIdx.x / 32][cute::get<0>(coords(i, 0))] = {maximum_[i], sum}; }
+      if (threadIdx.x % 4 == 0) { states[key_warp][cute::get<0>(coords(i, 0))] = {maximum_[i], sum}; }
     }
     __syncthreads();
     CUTE_UNROLL

@@ -5,7 +5,7 @@
 
 #include "core/score_mod.h"
 #include "core/visible_band.h"
-#include "sm80/query_tile.h"
+#include "core/query_tile.h"
 
 namespace flashattn::sm80 {
 
@@ -16,17 +16,6 @@ class ScoreEditor {
         band_(visible_band(tile.seq.len_q, tile.seq.len_k, params.window)),
         mod_(score_mod(params.score)),
         slopes_(params.score.alibi_slopes + tile.seq.batch * params.score.alibi_batch_stride) {}
-
-  CUTE_DEVICE float exponent_scale() const { return mod_.exponent_scale; }
-
-  CUTE_DEVICE KeyRange keys() const { return tile_.visible_keys(band_); }
-
-  // The blocks that the tile needs. When every score is edited, none of them is clean.
-  CUTE_DEVICE BlockRange blocks(int block_n) const {
-    BlockRange range = tile_.visible_blocks(band_, block_n);
-    if (mod_.active) { range.clean_begin = range.clean_end = range.begin; }
-    return range;
-  }
 
   // `scores` and `coords`, its (row, key) coordinates in the tile, are (row, column) views.
   template <class Scores, class Coords>

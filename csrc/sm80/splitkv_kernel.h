@@ -2,89 +2,64 @@
 // with another source of keys and a share of them.
 #pragma once
 
-#include "core/cache_info.h"
-#include "core/split_plan.h"
 #include "kernels/launch_kernel.h"
-#include "sm80/epilogue.h"
+#include "sm80/attend.h"
+#include "sm80/cache_parts.h"
 #include "sm80/launch.h"
-#include "sm80/mainloop.h"
 
 namespace flashattn::sm80 {
 
-// Sequences whose query rows fit one decode tile are decoded, the others are chunks. This depends on
-// the sequence alone, so its bits do not depend on the batch that it is in.
-FA_HD bool is_decoded(SequenceInfo const& seq, ForwardPlan const& decode) {
-  return seq.len_q <= decode.tile_tokens;
-}
-
 template <class Traits>
-CUTE_DEVICE void attend_split(FlashSplitkvParams const& params, SplitkvPlan const& plan, QueryTile const& tile,
-                              int split, typename Traits::SharedStorage& smem) {
-  FlashFwdParams const& fwd = params.fwd;
-  PartialOutput partial;
-  if (plan.split.splits > 1) {
-    partial.out = plan.out_partial + split * plan.rows * fwd.shape.head_dim;
-    partial.lse = plan.lse_partial + split * plan.rows;
-  }
-  Epilogue<Traits> const epilogue(fwd, tile, partial, /*sink=*/split == 0);
-  ScoreEditor const editor(fwd, tile);
-  BlockRange const blocks = take_split(editor.blocks(Traits::kBlockN), plan.split, split, Traits::kBlockN);
-  if (split > 0 && blocks.count() == 0) {
-    epilogue.store_empty_part();
-    return;
-  }
+struct SplitkvStorage {
+  typename Traits::SharedStorage tiles;
+  typename CacheKv<Traits>::Storage source;
+  typename WorkSearch<Traits::kThreads>::Storage search;
+  static_assert(sizeof(tiles) + sizeof(source) + sizeof(search) <= smem_bytes(Traits::kTile, Traits::kHeadDim));
+};
 
-  if (threadIdx.x == 0) { smem.holes = 0; }
-  __syncthreads();
-  load_queries<Traits>(fwd, tile, smem.q);
-  int const head_kv = tile.first_head / (fwd.shape.heads / fwd.shape.heads_kv);
-  CacheKv<Traits> source(params, plan.page_size, tile.seq, head_kv, editor.keys(), &smem.holes);
-  Mainloop<Traits> mainloop(smem, editor);
-  mainloop.run(source, blocks);
-  epilogue.store(mainloop.acc(), mainloop.softmax(), smem);
-}
-
+// The decode kernel and the chunk kernel of a call run side by side, and the merge waits for both: it waits
+// for the chunk kernel, one thread block of which waits for the decode kernel.
 template <class Traits, Role kRole>
 __global__ void __launch_bounds__(Traits::kThreads)
     flash_fwd_splitkv_kernel(__grid_constant__ FlashSplitkvParams const params,
                              __grid_constant__ SplitkvPlan const plan) {
   extern __shared__ __align__(128) char smem_bytes_of_block[];
-  auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_bytes_of_block);
-  Shape const& shape = params.fwd.shape;
-  if (plan.split.splits > 1) { let_next_kernel_start(); }  // the merge
-
-  if constexpr (kRole == Role::kDecode) {
-    WorkTile work = decode_tile_of(shape, blockIdx.x);
-    SequenceInfo const seq = cache_sequence_info(params, work.batch);
-    if (plan.may_chunk && !is_decoded(seq, plan.decode)) { return; }
-    // One tile, unless a sequence is longer than the caller's max_seqlen_q said.
-    int const blocks = ceil_div(seq.len_q, plan.decode.tile_tokens);
-    for (work.m_block = 0; work.m_block < blocks; ++work.m_block) {
-      attend_split<Traits>(params, plan, QueryTile(seq, plan.decode, work), blockIdx.y, smem);
-    }
+  auto& smem = *reinterpret_cast<SplitkvStorage<Traits>*>(smem_bytes_of_block);
+  let_next_kernel_start();
+  if (threadIdx.x == 0) { smem.source.holes = 0; }
+  CacheKv<Traits> const source(params, plan.page_size, smem.source);
+  if constexpr (kRole == Role::kChunk) {
+    attend<Traits>(params.fwd, source, ChunkPart<Traits>(params, plan), smem.tiles);
+    if (blockIdx.x == gridDim.x - 1 && blockIdx.y == gridDim.y - 1) { wait_for_previous_kernel(); }
   } else {
-    WorkTile const work = work_tile(shape, params.fwd.lengths, plan.chunk.tile_tokens, blockIdx.x);
-    SequenceInfo const seq = cache_sequence_info(params, work.batch);
-    QueryTile const tile(seq, plan.chunk, work);
-    if (tile.empty() || is_decoded(seq, plan.decode)) { return; }
-    attend_split<Traits>(params, plan, tile, blockIdx.y, smem);
+    attend<Traits>(params.fwd, source, DecodeParts<Traits>(params, plan, smem.search), smem.tiles);
   }
 }
 
 template <DType kDType, int kHeadDim, int kArch, Role kRole>
-void launch_role(FlashSplitkvParams const& params, SplitkvPlan const& plan, cudaStream_t stream) {
+void launch_role(FlashSplitkvParams const& params, SplitkvPlan const& plan, dim3 grid, bool overlap,
+                 cudaStream_t stream) {
   using Traits = ForwardTraits<kDType, kHeadDim, kArch, kRole>;
-  int64_t const tiles = (kRole == Role::kDecode ? plan.decode : plan.chunk).tiles;
-  check_grid("flash_fwd_splitkv", tiles);
-  launch("flash_fwd_splitkv", flash_fwd_splitkv_kernel<Traits, kRole>,
-         dim3(static_cast<unsigned>(tiles), plan.split.splits), Traits::kThreads,
-         sizeof(typename Traits::SharedStorage), stream, params, plan);
+  launch("flash_fwd_splitkv", flash_fwd_splitkv_kernel<Traits, kRole>, grid, Traits::kThreads,
+         sizeof(SplitkvStorage<Traits>), stream, kArch >= 90 && overlap, params, plan);
 }
 
 template <DType kDType, int kHeadDim, int kArch>
 void launch_flash_fwd_splitkv(FlashSplitkvParams const& params, SplitkvPlan const& plan, cudaStream_t stream) {
-  if (plan.may_decode) { launch_role<kDType, kHeadDim, kArch, Role::kDecode>(params, plan, stream); }
-  if (plan.may_chunk) { launch_role<kDType, kHeadDim, kArch, Role::kChunk>(params, plan, stream); }
+  if (plan.may_decode) {
+    check_grid("flash_fwd_splitkv", plan.decode.tiles);
+    dim3 const grid = plan.automatic() ? dim3(plan.shares)
+                                       : dim3(static_cast<unsigned>(plan.decode.tiles), plan.split.splits);
+    auto* const launch_decode = plan.decode_role == Role::kDecode
+                                    ? &launch_role<kDType, kHeadDim, kArch, Role::kDecode>
+                                    : &launch_role<kDType, kHeadDim, kArch, Role::kWideDecode>;
+    launch_decode(params, plan, grid, /*overlap=*/false, stream);
+  }
+  if (plan.may_chunk) {
+    check_grid("flash_fwd_splitkv", plan.chunk.tiles);
+    dim3 const grid(static_cast<unsigned>(plan.chunk.tiles), plan.chunk_split.splits);
+    launch_role<kDType, kHeadDim, kArch, Role::kChunk>(params, plan, grid, /*overlap=*/plan.may_decode, stream);
+  }
 }
 
 }  // namespace flashattn::sm80

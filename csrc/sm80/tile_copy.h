@@ -3,13 +3,20 @@
 
 #include <cute/tensor.hpp>
 
-#include "sm80/query_tile.h"
+#include "core/query_tile.h"
 
 namespace flashattn::sm80 {
 
+// A row in global memory. Where it does not exist, `data` may point anywhere.
+template <class Element>
+struct Row {
+  Element* data;
+  bool exists;
+};
+
 // Which 16-byte pieces of a tile this thread moves. Neighbouring threads take neighbouring pieces of
 // a row, so that a row is read in whole lines.
-template <class Traits, int kRows>
+template <class Traits, int kRows, int kUnroll>
 struct TileCopy {
   using Element = typename Traits::Element;
   static constexpr int kVector = 16 / sizeof(Element);
@@ -23,51 +30,74 @@ struct TileCopy {
   int const col = threadIdx.x % kThreadsPerRow * kVector;
   int const smem_offset = typename Traits::SmemAtom{}(row % 8, col) + row / 8 * 8 * Traits::kColBlock;
 
-  // Calls fn(row, column, offset in shared memory) for each piece.
-  template <class Fn>
-  CUTE_DEVICE void for_each_piece(Fn&& fn) const {
-    CUTE_UNROLL
+  // Calls fn(row, column, offset in shared memory) for each piece, with what row_of(row) says.
+  template <class RowOf, class Fn>
+  CUTE_DEVICE void for_each_piece(RowOf&& row_of, Fn&& fn) const {
+#pragma unroll kUnroll
     for (int first = 0; first < kRows; first += kRowsPerStep) {
       if (kRows % kRowsPerStep != 0 && first + row >= kRows) { break; }
+      auto const source = row_of(first + row);
       CUTE_UNROLL
       for (int block = 0; block < kColBlocks; ++block) {
-        fn(first + row, col + block * Traits::kColBlock,
+        fn(source, col + block * Traits::kColBlock,
            smem_offset + first * Traits::kColBlock + block * kRows * Traits::kColBlock);
       }
     }
   }
 
-  // Starts copying rows to shared memory; row_pointer(row) is the first element of a row. Pieces for
-  // which valid(row) is false or that lie past head_dim become zeros, and nothing is read for them.
-  template <class RowPointer, class Valid>
-  CUTE_DEVICE void load_async(Element* smem, int head_dim, RowPointer row_pointer, Valid valid) const {
-    for_each_piece([&](int r, int c, int offset) {
-      using Copy = cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>;
-      Element const* source = row_pointer(r) + c;
-      Copy::copy(reinterpret_cast<cute::uint128_t const&>(*source),
-                 reinterpret_cast<cute::uint128_t&>(smem[offset]), valid(r) && c < head_dim);
+  // Starts copying rows to shared memory; row_of(row) is a Row. Pieces of rows that do not exist or past head_dim
+  // become zeros, and nothing is read for them.
+  template <class RowOf>
+  CUTE_DEVICE void load_async(Element* smem, int head_dim, RowOf row_of) const {
+    using Copy = cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>;
+    for_each_piece(row_of, [&](Row<Element const> source, int c, int offset) {
+      Copy::copy(reinterpret_cast<cute::uint128_t const&>(source.data[c]),
+                 reinterpret_cast<cute::uint128_t&>(smem[offset]), source.exists && c < head_dim);
     });
   }
 
-  // Writes rows from shared memory; pieces that are not valid are left alone.
-  template <class RowPointer, class Valid>
-  CUTE_DEVICE void store(Element const* smem, int head_dim, RowPointer row_pointer, Valid valid) const {
-    for_each_piece([&](int r, int c, int offset) {
-      if (valid(r) && c < head_dim) {
-        *reinterpret_cast<cute::uint128_t*>(row_pointer(r) + c) =
+  // The same at once, through registers.
+  template <class RowOf>
+  CUTE_DEVICE void load(Element* smem, int head_dim, RowOf row_of) const {
+    for_each_piece(row_of, [&](Row<Element const> source, int c, int offset) {
+      cute::uint128_t piece{};
+      if (source.exists && c < head_dim) { piece = *reinterpret_cast<cute::uint128_t const*>(source.data + c); }
+      *reinterpret_cast<cute::uint128_t*>(&smem[offset]) = piece;
+    });
+  }
+
+  // Writes rows from shared memory.
+  template <class RowOf>
+  CUTE_DEVICE void store(Element const* smem, int head_dim, RowOf row_of) const {
+    for_each_piece(row_of, [&](Row<Element> target, int c, int offset) {
+      if (target.exists && c < head_dim) {
+        *reinterpret_cast<cute::uint128_t*>(target.data + c) =
             *reinterpret_cast<cute::uint128_t const*>(&smem[offset]);
       }
     });
   }
 };
 
+// Queries and out are moved once in a tile: there, what counts is little code to fetch.
 template <class Traits>
+using QueryCopy = TileCopy<Traits, Traits::kBlockM, 1>;
+
+template <class Traits>
+using KvCopy = TileCopy<Traits, Traits::kBlockN, Traits::kBlockN>;
+
+template <class Traits, bool kAtOnce>
 CUTE_DEVICE void load_queries(FlashFwdParams const& params, QueryTile const& tile,
                               typename Traits::Element* smem) {
+  QueryCopy<Traits> const copy;
   auto const* const q = static_cast<typename Traits::Element const*>(params.q.data);
-  TileCopy<Traits, Traits::kBlockM>{}.load_async(
-      smem, params.shape.head_dim, [&](int row) { return q + tile.offset(params.q, row); },
-      [&](int row) { return tile.has_row(row); });
+  auto const row_of = [&](int row) {
+    return Row<typename Traits::Element const>{q + tile.offset(params.q, row), tile.has_row(row)};
+  };
+  if constexpr (kAtOnce) {
+    copy.load(smem, params.shape.head_dim, row_of);
+  } else {
+    copy.load_async(smem, params.shape.head_dim, row_of);
+  }
 }
 
 }  // namespace flashattn::sm80

@@ -6,6 +6,7 @@
 
 #include "core/tile_table.h"
 #include "flashattn/params.h"
+#include "sm80/part.h"
 
 namespace flashattn::sm80 {
 
@@ -56,6 +57,8 @@ struct ForwardTraits {
   using TiledMmaPv =
       cute::TiledMMA<MmaAtom, cute::Layout<cute::Shape<cute::Int<kRowWarps>, cute::_1, cute::Int<kKeyWarps>>>,
                      cute::Tile<RowsOfWarps, cute::_16, KeysOfWarps>>;
+  // Of this thread: which of the warps that share its rows.
+  CUTE_DEVICE static int key_warp() { return kKeyWarps == 1 ? 0 : threadIdx.x / 32 / kRowWarps; }
   static_assert(kBlockM % (16 * kRowWarps) == 0 && kBlockN % (16 * kKeyWarps) == 0);
 
   // A tile lies in shared memory as column blocks of one or half a 128-byte line. The swizzle
@@ -79,18 +82,25 @@ struct ForwardTraits {
     float sum;
   };
 
-  struct SharedStorage {
-    alignas(128) Element q[kBlockM * kHeadDim];  // the output, once the main loop is done
-    alignas(128) Element k[kStages][kBlockN * kHeadDim];
-    alignas(128) Element v[kStages][kBlockN * kHeadDim];
-    WarpState warp_states[kKeyWarps > 1 ? kKeyWarps : 1][kKeyWarps > 1 ? kBlockM : 1];
-    int holes;  // see CacheKv
+  // Loads are kStages blocks ahead at the most, and each may belong to a part of its own.
+  static constexpr int kParts = kStages + 1;
 
-    // Accumulators (warp, row, column) of the warps that share rows, where keys and values were.
+  struct Stage {
+    alignas(128) Element k[kBlockN * kHeadDim];
+    alignas(128) Element v[kBlockN * kHeadDim];
+
+    // Accumulators (key warp, row, column) of the warps that share rows, once k and v have been used.
     CUTE_DEVICE float* warp_parts() {
-      static_assert(kKeyWarps == 1 || sizeof(float) * kKeyWarps * kBlockM * kHeadDim <= sizeof(k) + sizeof(v));
+      static_assert(kKeyWarps == 1 || sizeof(float) * kKeyWarps * kBlockM * kHeadDim <= sizeof(Stage));
       return reinterpret_cast<float*>(k);
     }
+  };
+
+  struct SharedStorage {
+    alignas(128) Element q[kBlockM * kHeadDim];  // or the output
+    Stage stages[kStages];
+    WarpState warp_states[kKeyWarps > 1 ? kKeyWarps : 1][kKeyWarps > 1 ? kBlockM : 1];
+    Part parts[kParts];  // in shared memory, because the main loop needs the registers
   };
   static_assert(sizeof(SharedStorage) <= smem_bytes(kTile, kHeadDim));
   static_assert(sizeof(SharedStorage) <= smem_limit(kArch));

@@ -1,0 +1,36 @@
+// Tiles whose keys were shared out among several thread blocks, and where their parts wait to be merged.
+#pragma once
+
+#include <cstdint>
+
+#include "core/query_tile.h"
+
+namespace flashattn {
+
+// Written by the thread block that has the first of the parts.
+struct CutTile {
+  QueryTile tile;
+  int parts;  // at least 2, or 0: no tile was cut here, and `tile` is not set
+};
+
+// A slot holds one part: out (rows, head_dim) and lse (rows), fp32, rows in the order of the tile. There are
+// two ways to number the slots. Chunks: entry e is chunk tile e and has `slots` of its own. Shares of a work
+// list: entry e is the tile that share e begins and does not end; a share meets two cut tiles at the most, and
+// has slot 2 e for the one it does not begin and slot 2 e + 1 for the one it does not end.
+struct CutTiles {
+  CutTile* tiles = nullptr;  // (entries)
+  float* out = nullptr;      // (entries, slots, rows, head_dim)
+  float* lse = nullptr;      // (entries, slots, rows)
+  int entries = 0;           // 0: nothing can be cut
+  int slots = 0;             // of an entry
+  int rows = 0;              // of a tile
+  bool of_shares = false;
+
+  FA_HD int64_t slot(int entry, int part) const {
+    int64_t const first = int64_t(entry) * slots;
+    int const step = of_shares ? 2 * part + (part == 0) : part;
+    return first + step;
+  }
+};
+
+}  // namespace flashattn

@@ -1,0 +1,98 @@
+// The work of the decode role as one list: the key blocks of all its tiles, one after the other. Thread
+// blocks take equal shares of the list, so that no one waits for the longest sequence.
+#pragma once
+
+#include "core/query_tile.h"
+#include "core/splitkv_plan.h"
+
+namespace flashattn {
+
+// Short numbers divide faster.
+FA_HD int64_t divide(int64_t a, int64_t b) {
+  bool const is_short = a <= INT32_MAX && b <= INT32_MAX;
+  return is_short ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
+}
+
+// A tile, and the position of its first key block in the list.
+struct ListTile {
+  SequenceInfo seq;
+  WorkTile work;
+  int blocks;
+  int64_t begin;
+
+  FA_HD int64_t end() const { return begin + blocks; }
+};
+
+// Order: sequence, query tile, head, key block. The host does not know the lengths, so nothing is stored:
+// whoever needs a part of the list works it out.
+class WorkList {
+ public:
+  FA_HD WorkList(FlashSplitkvParams const& params, SplitkvPlan const& plan, int block_n)
+      : params_(params), plan_(plan), block_n_(block_n) {}
+
+  // Key blocks of one sequence over all heads.
+  FA_HD int64_t length(int batch) const {
+    SequenceInfo const seq = cache_sequence_info(params_, batch);
+    if (plan_.may_chunk && !is_decoded(seq, plan_.decode)) { return 0; }
+    // One tile, unless a sequence is longer than the caller's max_seqlen_q said and no kernel for chunks runs.
+    int64_t sum = 0;
+    for (int m_block = 0; int64_t(m_block) * plan_.decode.tile_tokens < seq.len_q; ++m_block) {
+      sum += blocks(seq, m_block);
+    }
+    return sum * heads();
+  }
+
+  // The tile at `position`, which lies in sequence `batch`; this begins at `begin`.
+  FA_HD ListTile tile_at(int batch, int64_t begin, int64_t position) const {
+    SequenceInfo const seq = cache_sequence_info(params_, batch);
+    for (int m_block = 0;; ++m_block) {
+      int const count = blocks(seq, m_block);
+      int64_t const end = begin + int64_t(heads()) * count;
+      if (position < end) {
+        int const head = static_cast<int>(divide(position - begin, count));
+        return {seq, {batch, head, m_block}, count, begin + int64_t(head) * count};
+      }
+      begin = end;
+    }
+  }
+
+ private:
+  FA_HD int heads() const { return params_.fwd.shape.heads_kv * plan_.packs_of_group; }
+
+  // A tile without keys counts too: somebody has to write its rows.
+  FA_HD int blocks(SequenceInfo const& seq, int m_block) const {
+    VisibleBand const band = visible_band(seq.len_q, seq.len_k, params_.fwd.window);
+    int const count = QueryTile(seq, plan_.decode, {seq.batch, 0, m_block}).visible_blocks(band, block_n_).count();
+    return count > 0 ? count : 1;
+  }
+
+  FlashSplitkvParams const& params_;
+  SplitkvPlan const& plan_;
+  int const block_n_;
+};
+
+// A list of `total` entries in equal shares, of which the last may be smaller: at most `most` of them, and no
+// more than leave min_share entries, or a whole tile, for each.
+struct Shares {
+  int64_t total;
+  int64_t size;
+
+  FA_HD Shares(int64_t total_, int64_t tiles, int most, int min_share) : total(total_) {
+    int64_t const least = tiles < most ? min_share : 1;
+    size = divide(total + most - 1, most);
+    size = size > least ? size : least;
+    // A few short tiles: one for each share, rather than min_share entries.
+    if (tiles > 0 && tiles < most && size * tiles > total) { size = divide(total + tiles - 1, tiles); }
+    size = size > 1 ? size : 1;
+  }
+
+  FA_HD int64_t begin(int share) const { return share * size < total ? share * size : total; }
+  FA_HD int64_t end(int share) const { return begin(share + 1); }
+
+  // How many shares hold a part of [begin, end), which begins in share `share`.
+  FA_HD int holders(int share, int64_t end_position) const {
+    return 1 + static_cast<int>(divide(end_position - end(share) + size - 1, size));
+  }
+};
+
+}  // namespace flashattn

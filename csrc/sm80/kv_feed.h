@@ -1,0 +1,68 @@
+// Feeds the main loop: the parts of a thread block one after the other, and their keys and values in blocks.
+#pragma once
+
+#include "sm80/kv_source.h"
+#include "sm80/part.h"
+
+namespace flashattn::sm80 {
+
+// Loads run ahead of the parts that are attended to, across their borders, so that memory does not wait
+// while a part is finished. `Parts` has next(slot), in which one of the threads fills the slot and which is false
+// when there are no more parts; and it says whether there can be several. All threads of the block call each function.
+template <class Traits, class Source, class Parts>
+class KvFeed {
+ public:
+  using Element = typename Traits::Element;
+  static constexpr bool kRunsAhead = Parts::kMany;
+  static_assert(kRunsAhead == (Traits::kStages > 1), "see Mainloop::run");
+
+  CUTE_DEVICE KvFeed(Source const& source, Parts const& parts, Part (&ring)[Traits::kParts])
+      : source_(source), parts_(parts), ring_(ring) {
+    if constexpr (!kRunsAhead) { open_part(); }
+  }
+
+  // Starts copying the keys of the next block, if there is one. The newest block of a part comes first.
+  CUTE_DEVICE void load_k(Element* smem) {
+    has_values_ = block_ >= begin_;
+    if constexpr (kRunsAhead) { has_values_ = has_values_ || open_part(); }
+    if (!has_values_) { return; }
+    source_.load_k(block_, smem);
+    --block_;
+  }
+
+  // The values of the block whose keys were loaded last.
+  CUTE_DEVICE void load_v(Element* smem) {
+    if (has_values_) { source_.load_v(block_ + 1, smem); }
+  }
+
+  // The next part to attend to, or null. Its first keys have been asked for.
+  CUTE_DEVICE Part const* next_part() {
+    return attended_ < opened_ ? &ring_[attended_++ % Traits::kParts] : nullptr;
+  }
+
+  CUTE_DEVICE Source const& source() const { return source_; }
+
+ private:
+  CUTE_DEVICE bool open_part() {
+    Part& part = ring_[opened_ % Traits::kParts];
+    if (!parts_.next(part)) { return false; }
+    ++opened_;
+    __syncthreads();
+    parts_.opened(part);
+    source_.open(part);
+    begin_ = part.begin;
+    block_ = part.end - 1;
+    return true;
+  }
+
+  Source source_;
+  Parts parts_;
+  Part (&ring_)[Traits::kParts];
+  int opened_ = 0;
+  int attended_ = 0;
+  int begin_ = 0;   // of the part that is being loaded
+  int block_ = -1;  // the next block to load
+  bool has_values_ = false;
+};
+
+}  // namespace flashattn::sm80

@@ -1,0 +1,54 @@
+// A part of the attention of a tile, and where its result goes.
+#pragma once
+
+#include <cute/config.hpp>
+
+#include "core/query_tile.h"
+#include "core/score_mod.h"
+
+namespace flashattn::sm80 {
+
+// out (rows, head dim) and lse (rows), rows in the order of lse or in that of the tile. Null when the result
+// is final.
+struct PartialOutput {
+  float* out = nullptr;
+  float* lse = nullptr;
+  bool tile_order = false;
+};
+
+struct Part {
+  QueryTile tile;
+  int head_kv;
+  KeyRange keys;  // that some row of the tile sees
+  int begin;      // key blocks [begin, end)
+  int end;
+  int clean_begin;  // those in which no score needs an edit
+  int clean_end;
+  PartialOutput output;
+  bool first;        // of the parts of the tile: it counts the sink
+  int64_t list_end;  // decode: its end in the list of work
+
+  CUTE_DEVICE bool is_clean(int block) const { return block >= clean_begin && block < clean_end; }
+};
+
+// The blocks of `range` of a tile. Where there are none, the one before block 0 stands for them: it has no keys,
+// so all its scores are masked.
+CUTE_DEVICE Part part_of(FlashFwdParams const& params, ForwardPlan const& plan, QueryTile const& tile,
+                         VisibleBand const& band, BlockRange const& range, PartialOutput const& output,
+                         bool first) {
+  Part part;
+  part.tile = tile;
+  part.head_kv = plan.group.quotient(tile.first_head);
+  part.keys = tile.visible_keys(band);
+  part.begin = range.count() > 0 ? range.begin : -1;
+  part.end = range.count() > 0 ? range.end : 0;
+  bool const edits_all = score_mod(params.score).active;
+  part.clean_begin = range.clean_begin;
+  part.clean_end = edits_all ? range.clean_begin : range.clean_end;
+  part.output = output;
+  part.first = first;
+  part.list_end = 0;
+  return part;
+}
+
+}  // namespace flashattn::sm80
