@@ -111,12 +111,14 @@ def test_rotary_interleaved_alone_means_nothing(device):
 
 
 def test_kvcache_takes_queries_and_new_tokens_of_other_strides(device):
-    call = KVCACHE.but(new=3).build(device)
+    call = KVCACHE.but(new=3, batch_idx=True).build(device)
     call.q = call.q.transpose(-1, -2).contiguous().transpose(-1, -2)
     new = {
         name: call.options[f"{name}_new"].transpose(-1, -2).contiguous().transpose(-1, -2)
         for name in ("k", "v")
     }
+    index = call.options["cache_batch_idx"]
+    new["cache_batch_idx"] = torch.stack([index, torch.zeros_like(index)], dim=1)[:, 0]
     out, lse = run_cache(call, **new)
     call.compare_cache()
     compare(call, out, lse)
