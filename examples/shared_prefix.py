@@ -18,7 +18,7 @@ import argparse
 import sys
 
 import torch
-from flashattn_ext import flash_fwd, flash_fwd_splitkv, merge_attention_states
+from flashattn_ext import flash_fwd_splitkv, merge_attention_states
 
 SEQUENCES, HEADS, HEADS_KV, HEAD_DIM = 16, 8, 2, 64
 PREFIX, PAGE, TAIL_PAGES = 512, 16, 4  # tokens, tokens, pages of each sequence
@@ -26,14 +26,15 @@ PREFIX, PAGE, TAIL_PAGES = 512, 16, 4  # tokens, tokens, pages of each sequence
 
 def cascade(q, k_pool, v_pool, tables, tail_lengths):
     """The prefix once for all rows, the tails each for itself, merged."""
-    pages = tables[0, : PREFIX // PAGE]  # the same for every sequence
-    k, v = (pool[pages].view(1, PREFIX, HEADS_KV, HEAD_DIM) for pool in (k_pool, v_pool))
+    shared = PREFIX // PAGE  # pages
     rows = q.transpose(0, 1)  # (1, sequences, h, d): the rows of one sequence
-    out, lse = flash_fwd(rows, k, v, return_lse=True)  # every row sees the whole prefix
+    out, lse = flash_fwd_splitkv(  # every row sees the whole prefix
+        rows, k_pool, v_pool, cache_seqlens=PREFIX, block_table=tables[:1, :shared], return_lse=True
+    )
     out, lse = out.transpose(0, 1), lse.permute(2, 1, 0)  # back to (sequences, 1, h, d)
 
     tails = flash_fwd_splitkv(
-        q, k_pool, v_pool, cache_seqlens=tail_lengths, block_table=tables[:, PREFIX // PAGE :],
+        q, k_pool, v_pool, cache_seqlens=tail_lengths, block_table=tables[:, shared:],
         return_lse=True,
     )  # fmt: skip
     return merge_attention_states(out, lse, *tails)

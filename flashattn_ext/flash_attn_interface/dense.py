@@ -8,8 +8,6 @@ from .._score_checks import OPEN_WINDOW
 from ..interface import flash_fwd
 from ._arguments import inner_contiguous, refuse, results, unpack
 
-Results = Tensor | tuple[Tensor, Tensor, Tensor]
-
 
 def flash_attn_func(
     q: Tensor,
@@ -23,7 +21,7 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Results:
+) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """flash-attn's `flash_attn_func`, on `flashattn_ext.flash_fwd`.
 
     Args:
@@ -45,9 +43,10 @@ def flash_attn_func(
         * Inference only. ``dropout_p > 0`` raises.
         * A query without a visible key has ``softmax_lse`` -inf, there +inf; its ``out`` is 0 in
           both.
-        * With ``alibi_slopes`` and ``causal``, ``softmax_lse`` is that of the documented bias
-          ``-slope * |i + sk - sq - j|``. flash-attn adds ``slope * j``, the same up to a constant
-          in each row: its ``softmax_lse`` is larger by ``slope * (i + sk - sq)``.
+        * With ``alibi_slopes``, ``softmax_lse`` is that of the documented bias
+          ``-slope * |i + sk - sq - j|``. Where a call is causal without a left window, flash-attn
+          adds ``slope * j``, the same up to a constant in each row: its ``softmax_lse`` is larger
+          by ``slope * (i + sk - sq)``.
         * ``softcap < 0`` and a window side below -1 raise; there they mean "off".
         * ``window_size`` is never clamped; there a right side of ``sk`` or more counts as open,
           which shows more keys to the first queries when ``sq > sk``.
@@ -86,7 +85,7 @@ def flash_attn_kvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Results:
+) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """flash-attn's `flash_attn_kvpacked_func`: `flash_attn_func` of ``kv[:, :, 0]`` and
     ``kv[:, :, 1]``, without a copy.
 
@@ -113,7 +112,7 @@ def flash_attn_qkvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Results:
+) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """flash-attn's `flash_attn_qkvpacked_func`: `flash_attn_func` of ``qkv[:, :, 0]``,
     ``qkv[:, :, 1]`` and ``qkv[:, :, 2]``, without a copy.
 

@@ -9,7 +9,6 @@ from .._tensor_checks import check_lengths, check_metadata, require_tensor
 from ..interface import flash_fwd
 from ..splitkv import flash_fwd_splitkv
 from ._arguments import inner_contiguous, refuse, results, unpack
-from .dense import Results
 
 
 def flash_attn_varlen_func(
@@ -29,7 +28,7 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
-) -> Results:
+) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """flash-attn's `flash_attn_varlen_func`, on `flashattn_ext.flash_fwd`, and with `block_table`
     on `flashattn_ext.flash_fwd_splitkv`.
 
@@ -120,7 +119,7 @@ def flash_attn_varlen_kvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Results:
+) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """flash-attn's `flash_attn_varlen_kvpacked_func`: `flash_attn_varlen_func` of ``kv[:, 0]`` and
     ``kv[:, 1]``, without a copy.
 
@@ -149,7 +148,7 @@ def flash_attn_varlen_qkvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Results:
+) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """flash-attn's `flash_attn_varlen_qkvpacked_func`: `flash_attn_varlen_func` of ``qkv[:, 0]``,
     ``qkv[:, 1]`` and ``qkv[:, 2]``, without a copy.
 

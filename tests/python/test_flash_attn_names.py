@@ -1,6 +1,8 @@
 """flash-attn's names: their signatures, and each of their arguments against the float64 oracle."""
 
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +11,8 @@ from cases import HALF_DTYPES, dense, ints, packed
 from reference import Rule, assert_close_to_reference, attend, merge
 
 import flashattn_ext.flash_attn_interface as flash_attn
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 # Signatures, as data. Source: flash_attn/flash_attn_interface.py of flash-attn 2.8, and
 # hopper/flash_attn_interface.py for what FlashAttention-3 adds.
@@ -433,3 +437,8 @@ def test_switching_by_import():
 
     assert flash_attn_func is flash_attn.flash_attn_func
     assert flash_attn_with_kvcache is flash_attn.flash_attn_with_kvcache
+
+
+def test_is_part_of_the_wheel():
+    packages = re.search(r"^packages = \[(.*)\]$", PYPROJECT.read_text(), re.MULTILINE)
+    assert '"flashattn_ext.flash_attn_interface"' in packages[1].split(", ")
