@@ -48,8 +48,8 @@ def flash_attn_func(
           adds ``slope * j``, the same up to a constant in each row: its ``softmax_lse`` is larger
           by ``slope * (i + sk - sq)``.
         * ``softcap < 0`` and a window side below -1 raise; there they mean "off".
-        * ``window_size`` is never clamped; there a right side of ``sk`` or more counts as open,
-          which shows more keys to the first queries when ``sq > sk``.
+        * ``window_size`` is never clamped; there a right side of ``sk`` or more is, which changes
+          what the first queries see when ``sq > sk``.
         * Data must start at a multiple of 16 bytes, and so must every row.
 
     Raises:

@@ -14,7 +14,7 @@ import flashattn_ext.flash_attn_interface as flash_attn
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
-# Signatures, as data. Source: flash_attn/flash_attn_interface.py of flash-attn 2.8, and
+# Signatures, as data. Source: flash_attn/flash_attn_interface.py of flash-attn 2.8.3, and
 # hopper/flash_attn_interface.py for what FlashAttention-3 adds.
 
 SCORE = {
