@@ -1,0 +1,36 @@
+"""What is being measured: a bar on a terminal that has `rich`, otherwise nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[str], None]]:
+    """Yields what is called with a text at the beginning of each of `total` steps. What is printed
+    meanwhile stands above the bar."""
+    rich = _rich() if sys.stdout.isatty() else None
+    if rich is None:
+        yield lambda text: None
+        return
+    columns = (
+        rich.BarColumn(24), rich.MofNCompleteColumn(), rich.TimeElapsedColumn(),
+        rich.TextColumn("{task.description}", markup=False),
+    )  # fmt: skip
+    with rich.Progress(*columns, transient=True) as bar:
+        task = bar.add_task("", total=total, completed=-1)
+
+        def began(text: str) -> None:
+            bar.update(task, advance=1, description=text)
+
+        yield began
+
+
+def _rich():
+    try:
+        import rich.progress
+    except ImportError:
+        return None
+    return rich.progress

@@ -1,0 +1,232 @@
+"""A run: what is asked for, on which device, and what is printed and written of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from itertools import groupby
+
+import torch
+
+import flashattn_ext
+
+from . import machine, plots, table
+from .backends import Backend, by_name
+from .cases import Case
+from .files import write_csv, write_json
+from .grids import SUITES, Suite
+from .measure import Measurement, Record
+from .options import given_shape, parser, repro
+from .progress import progress
+from .table import Table
+
+
+def main(argv: list[str] | None = None) -> int:
+    reader = parser()
+    arguments = reader.parse_args(argv)
+    devices = {name: device_of(SUITES[name]) for name in arguments.suites}
+    try:
+        plan = {name: _cases(name, devices[name], arguments) for name in devices}
+        backends = {name: _backends(name, arguments) for name in devices}
+    except ValueError as error:
+        reader.error(str(error))
+    if problem := _unwritable(arguments):
+        reader.error(problem)
+    if arguments.list:
+        for name, cases in plan.items():
+            for case in cases:
+                print(repro(name, case, arguments) if arguments.repro else _listed(name, case))
+        return 0
+    if refusal := refuse(devices):
+        print(f"bench: {refusal}", file=sys.stderr)
+        return 2
+    if arguments.plots and (reason := plots.missing()):
+        print(f"bench: {reason}", file=sys.stderr)
+        arguments.plots = None
+    return Run(arguments, devices, backends).measure(plan)
+
+
+def _unwritable(arguments: argparse.Namespace) -> str:
+    """Known before hours of measuring, not after."""
+    for option in ("json", "csv", "plots"):
+        path = getattr(arguments, option)
+        if path is not None and arguments.list:
+            return f"--{option}: --list measures nothing that could be written"
+        if path is not None and option != "plots" and not path.absolute().parent.is_dir():
+            return f"--{option}: there is no folder {path.absolute().parent}"
+    return ""
+
+
+def device_of(suite: Suite) -> str:
+    """Where the suite runs here. One that needs a GPU is on "cuda" whether there is one or not."""
+    if suite.device != "any":
+        return suite.device
+    return "cpu" if why_not("cuda") else "cuda"
+
+
+def why_not(device: str) -> str:
+    """Why flashattn_ext does not run on `device`, or ""."""
+    if device == "cuda" and not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    q = torch.zeros(1, 1, 1, 32, dtype=torch.bfloat16, device=device)
+    return flashattn_ext.supports(q, q, q)[1]
+
+
+def refuse(devices: dict[str, str]) -> str:
+    """Why this machine cannot run these suites, in a sentence, or ""."""
+    if reason := why_not("cpu"):
+        return f"flashattn_ext does not run here: {reason}"
+    wanting = [name for name, device in devices.items() if device == "cuda"]
+    if wanting and (reason := why_not("cuda")):
+        needs = "needs" if len(wanting) == 1 else "need"
+        runs = " and ".join(name for name, suite in SUITES.items() if suite.device != "cuda")
+        return f"{', '.join(wanting)} {needs} a GPU, but {reason}; {runs} run without one."
+    return ""
+
+
+def _cases(name: str, device: str, arguments: argparse.Namespace) -> list[Case]:
+    return SUITES[name].cases(device, given_shape(arguments), arguments.case)
+
+
+def _backends(name: str, arguments: argparse.Namespace) -> list[Backend]:
+    known = SUITES[name].backends
+    wanted = known if arguments.backends is None else arguments.backends
+    if unknown := [backend for backend in wanted if backend not in known]:
+        raise ValueError(
+            f"--backends: {name} has {', '.join(known)}; it has no {', '.join(unknown)}"
+        )
+    return [backend for key, backend in by_name().items() if key in wanted]
+
+
+def _listed(suite: str, case: Case) -> str:
+    return (
+        f"{suite:9} {case.name:28} {case.label()}"
+        if case.name != suite
+        else (f"{suite:9} {case.label()}")
+    )
+
+
+class Run:
+    """Measures suite by suite, prints as it goes, and writes the files at the end."""
+
+    def __init__(self, arguments, devices: dict[str, str], backends: dict[str, list[Backend]]):
+        self.arguments, self.devices, self.backends = arguments, devices, backends
+        self.titles = {name: backend.title for name, backend in by_name().items()}
+        self.records: list[Record] = []
+        self.measurements = {
+            device: Measurement(device, arguments.refcheck, arguments.seconds)
+            for device in devices.values()
+        }
+        self.facts = machine.facts("cuda" if "cuda" in devices.values() else "cpu")
+
+    def measure(self, plan: dict[str, list[Case]]) -> int:
+        before = self._clocks()
+        self._say(machine.describe(self.facts, before))
+        interrupted = False
+        steps = sum(len(cases) * len(self.backends[name]) for name, cases in plan.items())
+        with progress(steps) as began:
+            for measurement in self.measurements.values():
+                measurement.began = began
+            try:
+                for name, cases in plan.items():
+                    self._suite(name, cases)
+            except KeyboardInterrupt:
+                interrupted = True
+                print("\ninterrupted: the rest was not measured")
+        self._write({"before": before, "after": self._clocks()}, interrupted)
+        if interrupted:
+            return 130
+        bad = [r for r in self.records if r.status == "wrong" or _ours_failed(r)]
+        return 1 if bad else 0
+
+    def _suite(self, name: str, cases: list[Case]) -> None:
+        suite, device = SUITES[name], self.devices[name]
+        print(f"\n{name}: {suite.about}")
+        self._say([_method(cases, device)] if suite.clock else [])
+        records = []
+        for unit, part in groupby(cases, key=lambda case: "" if suite.clock else case.UNIT):
+            self._table(name, unit, list(part), records)
+        self._say(table.notes(records, self.titles))
+        self._say(table.comparison(records, self.titles))
+
+    def _table(self, name: str, unit: str, cases: list[Case], records: list[Record]) -> None:
+        """One table of cases whose rates have one unit; appends to `records`."""
+        measurement = self.measurements[self.devices[name]]
+        if unit:
+            self._say([self._roof(unit, cases, measurement)])
+        backends = self.backends[name]
+        present = [b for b in backends if not b.missing(self.devices[name])] or backends
+        labels = [_row_label(name, case) for case in cases]
+        result = Table(present, labels, unit, grouped=any("/" in case.name for case in cases))
+        self._say([result.legend()])
+        print(f"\n{result.header()}", flush=True)
+        for case, label in zip(cases, labels, strict=True):
+            row = list(measurement.of(name, SUITES[name], case, backends))
+            for record in row:
+                record.repro = repro(name, case, self.arguments)
+            records += row
+            self.records += row
+            print(result.line(label, {record.backend: record for record in row}), flush=True)
+            if self.arguments.repro:
+                print(f"  {row[0].repro}", flush=True)
+
+    @staticmethod
+    def _roof(unit: str, cases: list[Case], measurement: Measurement) -> str:
+        """Measures the roof before what stands below it."""
+        roofs = measurement.roofs
+        if unit == "TB/s":
+            parts = [f"{name} {value:.3g}" for name, value in roofs.bandwidth.items()]
+            return f"roof, TB/s of memory: {', '.join(parts)}"
+        dtypes = dict.fromkeys(case.dtype for case in cases)
+        parts = [f"{dtype} {roofs.product(dtype):.3g}" for dtype in dtypes]
+        return f"roof, TFLOP/s of a matrix product: {', '.join(parts)}"
+
+    def _write(self, clocks: dict, interrupted: bool) -> None:
+        arguments = self.arguments
+        if clocks["after"]:
+            self._say(["", machine.describe_clocks(clocks["after"])])
+        if arguments.json:
+            about = {
+                "machine": self.facts,
+                "clocks": clocks,
+                "roofs": {device: m.roofs.measured() for device, m in self.measurements.items()},
+                "suites": list(self.devices),
+                "refcheck": arguments.refcheck,
+                "interrupted": interrupted,
+            }
+            write_json(arguments.json, about, self.records)
+            print(f"wrote {arguments.json}")
+        if arguments.csv:
+            write_csv(arguments.csv, self.records)
+            print(f"wrote {arguments.csv}")
+        if arguments.plots:
+            where = self.facts["gpu"] or self.facts["cpu"]
+            for path in plots.write_plots(arguments.plots, self.records, self.titles, where):
+                print(f"wrote {path}")
+
+    def _clocks(self) -> dict | None:
+        return machine.clocks() if self.facts["gpu"] else None
+
+    @staticmethod
+    def _say(lines: list[str]) -> None:
+        for line in lines:
+            print("\n".join(table.wrap(line)), flush=True)
+
+
+def _row_label(suite: str, case: Case) -> str:
+    return case.label() if case.name == suite else f"{case.name} {case.label()}"
+
+
+def _method(cases: list[Case], device: str) -> str:
+    text = (
+        "Time of the host for an eager call: the mean over 100 calls in a row that nothing waits "
+    )
+    if device == "cuda":
+        return text + "for. The shapes are small enough for the GPU to keep up with the host."
+    if all(getattr(case, "batch", None) == 0 for case in cases):
+        return text + "for. With a batch of 0 a call prepares everything and computes nothing."
+    return text + "for. On a CPU that includes what a call computes."
+
+
+def _ours_failed(record: Record) -> bool:
+    return record.backend == "ours" and record.status == "failed"
