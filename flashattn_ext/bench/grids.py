@@ -27,6 +27,7 @@ class Suite:
     size: dict | None = None
     clock: str = ""  # "host": the time that a call keeps its caller; otherwise the device's time
     seconds: float = 0.3  # spent on each number at least
+    grouped: bool = False  # by the first part of the cases' names
 
     def cases(self, device: str, given: dict[str, list], name: str | None = None) -> list[Case]:
         """The default cases, each with every combination of the `given` options instead of its
@@ -106,8 +107,8 @@ def _combine(device: str) -> Iterator[Case]:
 def _overhead(device: str) -> Iterator[Case]:
     # On a CPU the caller computes, so a batch of 0 leaves its preparations alone.
     small = {"batch": 1 if device == "cuda" else 0, "heads": 8, "kv_heads": 8, "head_dim": 64}
-    yield Prefill("flash_fwd", seqlen=16, **small)
-    yield Prefill("flash_fwd-packed", seqlen=16, packed=True, **small)
+    yield Prefill("flash_fwd", seqlen=16, causal=True, **small)
+    yield Prefill("flash_fwd-packed", seqlen=16, causal=True, packed=True, **small)
     yield Decode("splitkv", kv_len=64, **small)
     yield Decode("splitkv-pages", kv_len=64, page_size=16, **small)
 
@@ -121,25 +122,24 @@ def _cpu(device: str) -> Iterator[Case]:
 
 
 def _options(device: str) -> Iterator[Case]:
-    """Groups ``what/value``: the first case of a group is what the others are compared with."""
+    """Groups, whose first case is what the others are compared with. ``group/variant`` names what
+    no option of the command line sets."""
     for head_dim, causal in product((64, 128, 256), (False, True)):
-        shape = {"head_dim": head_dim, "causal": causal}
-        mask = "causal" if causal else "full"
-        yield Prefill(f"dtype-{head_dim}-{mask}/bf16", **shape)
-        yield Prefill(f"dtype-{head_dim}-{mask}/fp16", dtype="float16", **shape)
+        for dtype in ("bfloat16", "float16"):
+            name = f"dtype-{head_dim}-{_mask(causal)}"
+            yield Prefill(name, head_dim=head_dim, causal=causal, dtype=dtype)
     for causal, head_dim in product((False, True), (32, 96, 160, 192, 224)):
-        mask = "causal" if causal else "full"
-        yield Prefill(f"head-dim-{mask}/{head_dim}", head_dim=head_dim, causal=causal)
+        yield Prefill(f"head-dim-{_mask(causal)}", head_dim=head_dim, causal=causal)
     for seqlen in (1024, 4096):
         yield Prefill(f"packed-{seqlen}/dense", seqlen=seqlen, causal=True)
         yield Prefill(f"packed-{seqlen}/packed", seqlen=seqlen, causal=True, packed=True)
     yield Prefill("window/full", seqlen=16384, causal=True)
     yield Prefill("window/1024", seqlen=16384, causal=True, window=(1024, 0))
     for causal in (False, True):
-        mask = "causal" if causal else "full"
-        yield Prefill(f"score-{mask}/plain", causal=causal)
-        yield Prefill(f"score-{mask}/softcap", causal=causal, softcap=30.0)
-        yield Prefill(f"score-{mask}/alibi", causal=causal, alibi=True)
+        name = f"score-{_mask(causal)}"
+        yield Prefill(f"{name}/plain", causal=causal)
+        yield Prefill(f"{name}/softcap", causal=causal, softcap=30.0)
+        yield Prefill(f"{name}/alibi", causal=causal, alibi=True)
     for batch, tokens in ((1, 8192), (1, 131072), (8, 8192), (64, 8192)):
         for size in (None, 256, 1024, 4096):
             name = f"split-size-{batch}x{tokens}/{size or 'automatic'}"
@@ -148,14 +148,18 @@ def _options(device: str) -> Iterator[Case]:
     yield Decode("capacity/131072", kv_len=64, capacity=131072)
 
 
+def _mask(causal: bool) -> str:
+    return "causal" if causal else "full"
+
+
 def _growth(device: str) -> Iterator[Case]:
-    """Groups ``option/value``: time against one dimension, the others fixed."""
+    """A group for each option of the command line that grows, the other ones fixed."""
     for seqlen in (1024, 2048, 4096, 8192, 16384, 32768):
-        yield Prefill(f"seqlen/{seqlen}", batch=1, seqlen=seqlen, causal=True)
+        yield Prefill("seqlen", batch=1, seqlen=seqlen, causal=True)
     for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-        yield Decode(f"batch/{batch}", batch=batch, kv_len=4096, page_size=16)
+        yield Decode("batch", batch=batch, kv_len=4096, page_size=16)
     for tokens in (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072):
-        yield Decode(f"kv-len/{tokens}", batch=8, kv_len=tokens, page_size=16)
+        yield Decode("kv-len", batch=8, kv_len=tokens, page_size=16)
 
 
 SUITES = {
@@ -176,6 +180,8 @@ SUITES = {
         "flash_fwd on the CPU: one sequence, 512 = heads * head_dim", _cpu, device="cpu",
         backends=("ours", "sdpa-flash"), size=CPU_SIZE, seconds=3.0,
     ),
-    "options": Suite("what options cost: each beside the first of its group", _options),
-    "growth": Suite("time against seqlen, batch and cache length", _growth),
+    "options": Suite(
+        "what options cost: each beside the first of its group", _options, grouped=True
+    ),
+    "growth": Suite("time against seqlen, batch and cache length", _growth, grouped=True),
 }  # fmt: skip

@@ -57,13 +57,13 @@ def _draw_bars(axes, records: list[Record], backends: list[str], titles: dict[st
         mine = [record for record in records if record.backend == backend]
         places = [rows.index(_row(record)) + (n + 0.5) * thickness for record in mine]
         axes.barh(places, list(map(_value, mine)), height=thickness, label=titles[backend])
-    for roof in {record.roof for record in records if record.roof}:
-        axes.axvline(roof, color="black", linestyle=":", linewidth=1)
+    for roof, row in {(record.roof, _row(record)) for record in records if record.roof}:
+        axes.vlines(roof, rows.index(row), rows.index(row) + 0.8, color="black", linewidth=2)
     axes.set_yticks([n + 0.4 for n in range(len(rows))], [cut(row, 60) for row in rows], fontsize=7)
     axes.invert_yaxis()
     axes.margins(y=0.01)
     unit = records[0].unit or UNIT_OF_TIME
-    axes.set_xlabel(f"{unit}, dotted: roof" if records[0].roof else unit)
+    axes.set_xlabel(f"{unit}, black: roof" if records[0].roof else unit)
     axes.legend(fontsize=7)
 
 
@@ -89,7 +89,7 @@ def _growth(records: list[Record], titles: dict[str, str]):
 
 
 def _row(record: Record) -> str:
-    return f"{record.case} {record.label}"
+    return record.label if record.case == record.suite else f"{record.case} {record.label}"
 
 
 def _value(record: Record) -> float:

@@ -19,11 +19,12 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
         rich.BarColumn(24), rich.MofNCompleteColumn(), rich.TimeElapsedColumn(),
         rich.TextColumn("{task.description}", markup=False),
     )  # fmt: skip
-    with rich.Progress(*columns, transient=True) as bar:
+    # Refreshed here alone: a thread that does it would run into what is being timed.
+    with rich.Progress(*columns, transient=True, auto_refresh=False) as bar:
         task = bar.add_task("", total=total, completed=-1)
 
         def began(text: str) -> None:
-            bar.update(task, advance=1, description=text)
+            bar.update(task, advance=1, description=text, refresh=True)
 
         yield began
 

@@ -69,7 +69,7 @@ def why_not(device: str) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         return "torch sees no CUDA device"
     q = torch.zeros(1, 1, 1, 32, dtype=torch.bfloat16, device=device)
-    return flashattn_ext.supports(q, q, q)[1]
+    return flashattn_ext.supports(q, q, q)[1].removeprefix(f"q: on {q.device}, but ")
 
 
 def refuse(devices: dict[str, str]) -> str:
@@ -99,11 +99,8 @@ def _backends(name: str, arguments: argparse.Namespace) -> list[Backend]:
 
 
 def _listed(suite: str, case: Case) -> str:
-    return (
-        f"{suite:9} {case.name:28} {case.label()}"
-        if case.name != suite
-        else (f"{suite:9} {case.label()}")
-    )
+    name = "" if case.name == suite else f"{case.name:28} "
+    return f"{suite:9} {name}{case.label()}"
 
 
 class Run:
@@ -157,15 +154,19 @@ class Run:
         backends = self.backends[name]
         present = [b for b in backends if not b.missing(self.devices[name])] or backends
         labels = [_row_label(name, case) for case in cases]
-        result = Table(present, labels, unit, grouped=any("/" in case.name for case in cases))
+        result = Table(present, labels, unit, SUITES[name].grouped)
         self._say([result.legend()])
         print(f"\n{result.header()}", flush=True)
+        group = None
         for case, label in zip(cases, labels, strict=True):
             row = list(measurement.of(name, SUITES[name], case, backends))
             for record in row:
                 record.repro = repro(name, case, self.arguments)
             records += row
             self.records += row
+            if SUITES[name].grouped and (heading := table.group(row[0])) != group:
+                group = heading
+                print(f"{group}:")
             print(result.line(label, {record.backend: record for record in row}), flush=True)
             if self.arguments.repro:
                 print(f"  {row[0].repro}", flush=True)
@@ -214,6 +215,10 @@ class Run:
 
 
 def _row_label(suite: str, case: Case) -> str:
+    """In a table with headings a group's name stands there, elsewhere with its case."""
+    if SUITES[suite].grouped:
+        variant = case.name.partition("/")[2]
+        return f"  {variant}{' ' * bool(variant)}{case.label()}"
     return case.label() if case.name == suite else f"{case.name} {case.label()}"
 
 

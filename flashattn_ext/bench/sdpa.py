@@ -39,7 +39,7 @@ class _Sdpa(Backend):
         return ""
 
     def has_no_kernel(self, error: Exception) -> bool:
-        return "No available kernel" in str(error)
+        return any(words in str(error) for words in ("No available kernel", "No viable backend"))
 
     def call(self, problem: Problem) -> Call:
         case = problem.case

@@ -86,7 +86,7 @@ def cut(text: str, width: int) -> str:
 
 
 def group(record: Record) -> str:
-    return record.case.rpartition("/")[0]
+    return record.case.partition("/")[0]
 
 
 def notes(records: list[Record], titles: dict[str, str]) -> list[str]:
