@@ -84,17 +84,20 @@ def describe_clocks(now: dict[str, float | None]) -> str:
 
 def _query_gpu(fields: list[str]) -> list[str]:
     """What the driver says of the current GPU; empty strings where it says nothing."""
-    unknown = [""] * len(fields)
+    query = [f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
-    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-    if uuid is not None:
-        command.append(f"--id=GPU-{uuid}")
+    by_id = [] if uuid is None else [f"--id=GPU-{str(uuid).removeprefix('GPU-')}"]
+    lines = _nvidia_smi([*query, *by_id]) or _nvidia_smi(query)
+    values = [value.strip() for value in lines[0].split(",")] if len(lines) == 1 else []
+    return values if len(values) == len(fields) else [""] * len(fields)
+
+
+def _nvidia_smi(arguments: list[str]) -> list[str]:
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        run = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
-        return unknown
-    values = [value.strip() for value in run.stdout.split("\n")[0].split(",")]
-    return values if run.returncode == 0 and len(values) == len(fields) else unknown
+        return []
+    return run.stdout.strip().split("\n") if run.returncode == 0 else []
 
 
 def _number(text: str) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -30,7 +31,8 @@ class Record:
 
     `status` is "measured", "absent" (not on this machine), "refuses" (does not take such a case),
     "failed" (raised), or "wrong" (compared and not timed); `reason` says why. Times are in
-    microseconds. `unit` says which rate counts, and `roof` is in that unit.
+    microseconds. `unit` says which rate counts, and `roof` is in that unit. `difference` is that of
+    the comparison, None without one and where it is not finite.
     """
 
     suite: str
@@ -135,12 +137,12 @@ class _Bench:
         with backend.context(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says on the way why it has no such kernel
             if self.refcheck:
-                record.difference = self._difference(call)
-                allowed = reference.tolerance(self.problem)
-                if not record.difference <= allowed:
+                difference, allowed = self._difference(call), reference.tolerance(self.problem)
+                record.difference = difference if math.isfinite(difference) else None
+                if not difference <= allowed:
                     record.status = "wrong"
                     record.reason = (
-                        f"a row is off by {record.difference:.2g} of its norm, {allowed} is allowed"
+                        f"a row is off by {difference:.2g} of its norm, {allowed} is allowed"
                     )
                     return
             times = CLOCKS[self.clock](call.run, call.rotation, self.seconds)

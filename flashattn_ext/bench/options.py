@@ -95,6 +95,17 @@ def repro(suite: str, case: Case, arguments: argparse.Namespace) -> str:
     return f"{PROGRAM} {shlex.join(words)}"
 
 
+def unwritable(arguments: argparse.Namespace) -> str:
+    """Why the files cannot be written, or "": known before measuring for minutes, not after."""
+    for option in ("json", "csv", "plots"):
+        path = getattr(arguments, option)
+        if path is not None and arguments.list:
+            return f"--{option}: --list measures nothing that could be written"
+        if path is not None and option != "plots" and not path.absolute().parent.is_dir():
+            return f"--{option}: there is no folder {path.absolute().parent}"
+    return ""
+
+
 def _numbers(least: int):
     def read(text: str) -> list[int]:
         numbers = [int(word) for word in text.split(",")]

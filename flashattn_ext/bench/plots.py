@@ -55,8 +55,12 @@ def _draw_bars(axes, records: list[Record], backends: list[str], titles: dict[st
     thickness = 1 / (len(backends) + 1)
     for n, backend in enumerate(backends):
         mine = [record for record in records if record.backend == backend]
+        if not mine:
+            continue
         places = [rows.index(_row(record)) + (n + 0.5) * thickness for record in mine]
-        axes.barh(places, list(map(_value, mine)), height=thickness, label=titles[backend])
+        axes.barh(
+            places, list(map(_value, mine)), height=thickness, color=f"C{n}", label=titles[backend]
+        )
     for roof, row in {(record.roof, _row(record)) for record in records if record.roof}:
         axes.vlines(roof, rows.index(row), rows.index(row) + 0.8, color="black", linewidth=2)
     axes.set_yticks([n + 0.4 for n in range(len(rows))], [cut(row, 60) for row in rows], fontsize=7)

@@ -6,17 +6,14 @@ import argparse
 import sys
 from itertools import groupby
 
-import torch
-
-import flashattn_ext
-
 from . import machine, plots, table
 from .backends import Backend, by_name
 from .cases import Case
+from .devices import device_of, refuse
 from .files import write_csv, write_json
-from .grids import SUITES, Suite
+from .grids import SUITES
 from .measure import Measurement, Record
-from .options import given_shape, parser, repro
+from .options import given_shape, parser, repro, unwritable
 from .progress import progress
 from .table import Table
 
@@ -30,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
         backends = {name: _backends(name, arguments) for name in devices}
     except ValueError as error:
         reader.error(str(error))
-    if problem := _unwritable(arguments):
+    if problem := unwritable(arguments):
         reader.error(problem)
     if arguments.list:
         for name, cases in plan.items():
@@ -44,44 +41,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"bench: {reason}", file=sys.stderr)
         arguments.plots = None
     return Run(arguments, devices, backends).measure(plan)
-
-
-def _unwritable(arguments: argparse.Namespace) -> str:
-    """Known before hours of measuring, not after."""
-    for option in ("json", "csv", "plots"):
-        path = getattr(arguments, option)
-        if path is not None and arguments.list:
-            return f"--{option}: --list measures nothing that could be written"
-        if path is not None and option != "plots" and not path.absolute().parent.is_dir():
-            return f"--{option}: there is no folder {path.absolute().parent}"
-    return ""
-
-
-def device_of(suite: Suite) -> str:
-    """Where the suite runs here. One that needs a GPU is on "cuda" whether there is one or not."""
-    if suite.device != "any":
-        return suite.device
-    return "cpu" if why_not("cuda") else "cuda"
-
-
-def why_not(device: str) -> str:
-    """Why flashattn_ext does not run on `device`, or ""."""
-    if device == "cuda" and not torch.cuda.is_available():
-        return "torch sees no CUDA device"
-    q = torch.zeros(1, 1, 1, 32, dtype=torch.bfloat16, device=device)
-    return flashattn_ext.supports(q, q, q)[1].removeprefix(f"q: on {q.device}, but ")
-
-
-def refuse(devices: dict[str, str]) -> str:
-    """Why this machine cannot run these suites, in a sentence, or ""."""
-    if reason := why_not("cpu"):
-        return f"flashattn_ext does not run here: {reason}"
-    wanting = [name for name, device in devices.items() if device == "cuda"]
-    if wanting and (reason := why_not("cuda")):
-        needs = "needs" if len(wanting) == 1 else "need"
-        runs = " and ".join(name for name, suite in SUITES.items() if suite.device != "cuda")
-        return f"{', '.join(wanting)} {needs} a GPU, but {reason}; {runs} run without one."
-    return ""
 
 
 def _cases(name: str, device: str, arguments: argparse.Namespace) -> list[Case]:

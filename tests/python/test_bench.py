@@ -16,8 +16,10 @@ import torch
 import flashattn_ext
 from flashattn_ext.bench import (
     backends,
+    devices,
     grids,
     lengths,
+    machine,
     measure,
     options,
     peers,
@@ -414,7 +416,7 @@ def test_every_suite_and_backend_agrees_on_small_shapes(suite, monkeypatch, quic
     assert max(map(len, capsys.readouterr().out.split("\n"))) <= 100
 
 
-def test_a_wrong_backend_is_not_timed(monkeypatch, quick, capsys):
+def test_a_wrong_backend_is_not_timed(monkeypatch, quick, capsys, tmp_path):
     wrong = SimpleNamespace(fa3=lambda q, k, v, **rest: (q * 0, None), unified_attention=None)
     monkeypatch.setattr(peers, "_load", lambda: (wrong, ""))
     monkeypatch.setattr(peers.Fa3, "missing", lambda self, device: "")
@@ -424,6 +426,13 @@ def test_a_wrong_backend_is_not_timed(monkeypatch, quick, capsys):
     out = capsys.readouterr().out
     assert "FA3: wrong 2 cases: a row is off by 1 of its norm, 0.03 is allowed" in out
     assert run.main(words) == 0 and "wrong" not in capsys.readouterr().out
+    wrong.fa3 = lambda q, k, v, **rest: (q * torch.nan, None)
+    assert run.main([*words, "--refcheck", "--json", str(tmp_path / "run.json")]) == 1
+    assert "a row is off by nan" in capsys.readouterr().out
+    result = (tmp_path / "run.json").read_text()
+    assert (
+        "NaN" not in result and [r["difference"] for r in json.loads(result)["records"]][1] is None
+    )
 
 
 def test_a_backend_that_raises_does_not_end_the_run(monkeypatch, quick, capsys):
@@ -450,6 +459,7 @@ def written(tmp_path, quick, capsys):
     suites = {name: replace(suite, device="cpu") for name, suite in SUITES.items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "SUITES", suites)
+        patch.setattr(devices, "SUITES", suites)
         assert run.main(words) == 0
     rows = list(csv.DictReader(where[1].open()))
     return SimpleNamespace(
@@ -495,6 +505,29 @@ def test_repro_lines_stand_below_their_rows(written):
     lines = [x for x in written.text.out.split("\n") if x.startswith("  python -m flashattn_ext")]
     reproduced = dict.fromkeys(r["repro"] for r in written.json["records"])
     assert [line.strip() for line in lines] == list(reproduced)
+
+
+def test_what_the_driver_says(monkeypatch):
+    asked = []
+
+    def nvidia_smi(command, **options):
+        asked.append(command[-1])
+        lines = "1980, 1980, 3201, 3201, 31, [N/A], 700.00\n"
+        broken = "--id=GPU-1-2" in command
+        return SimpleNamespace(returncode=broken, stdout="" if broken else lines)
+
+    monkeypatch.setattr(machine.subprocess, "run", nvidia_smi)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for uuid in ("3-4", "1-2"):
+        gpu = SimpleNamespace(uuid=uuid)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index, gpu=gpu: gpu)
+        now = machine.clocks()
+        assert now["sm_mhz"] == 1980 and now["power_w"] is None and now["power_limit_w"] == 700
+    assert asked == ["--id=GPU-3-4", "--id=GPU-1-2", "--format=csv,noheader,nounits"]
+    text = machine.describe_clocks(now)
+    assert "SM 1980 of 1980 MHz, memory 3201 of 3201 MHz; 31 C, ? of 700 W" in text
+    monkeypatch.setattr(machine, "_nvidia_smi", lambda arguments: [])
+    assert set(machine.clocks().values()) == {None}
 
 
 def fake_records(names, status="measured"):
