@@ -40,10 +40,13 @@ constexpr int smem_of_multiprocessor(int arch) {
 }
 
 // Q, then the stages of K and V, 2 bytes an element; the softmax state of every row in each of the warps that
-// share it, the parts that the block is at, and where the keys of two blocks lie. The output reuses the rest.
+// share it; the parts that the block is at; and where the keys of two blocks of a cache lie, which have up to 64
+// keys. The output reuses the rest.
 constexpr int smem_bytes(TileShape tile, int head_dim) {
   int const states = tile.key_warps > 1 ? 8 * tile.key_warps * tile.m : 8;
-  return 2 * head_dim * (tile.m + 2 * tile.stages * tile.n) + states + 120 * (tile.stages + 1) + 32 * tile.n + 128;
+  int const parts = 120 * (tile.stages + 1);
+  int const rows = tile.n <= 64 ? 32 * tile.n : 0;
+  return 2 * head_dim * (tile.m + 2 * tile.stages * tile.n) + states + parts + rows + 128;
 }
 
 // Measured on an H200 (2026-11-29, docs/tuning.md). 32 query rows per warp halve the traffic of keys
@@ -85,13 +88,21 @@ constexpr TileShape with_stages(TileShape tile, int head_dim, int room) {
   return tile;
 }
 
+// Loads run ahead only from two stages on, so where there is little room blocks are smaller. Up to head dim 192
+// the queries fit into registers beside the accumulator.
 constexpr TileShape decode_tile(int arch, int head_dim) {
-  return with_stages({16, 64, 4, 1, head_dim <= 192, 4}, head_dim, decode_room(arch, head_dim));
+  int const room = decode_room(arch, head_dim);
+  bool const q_in_registers = head_dim <= 192;
+  TileShape const tile = with_stages({16, 64, 4, 1, q_in_registers, 4}, head_dim, room);
+  return tile.stages > 1 ? tile : with_stages({16, 32, 2, 1, q_in_registers, 2}, head_dim, room);
 }
 
-// The accumulators of the warps that share rows fit into one stage when they are added up.
+// As many key warps as let their accumulators fit into one stage when they are added up.
 constexpr TileShape wide_decode_tile(int arch, int head_dim) {
-  return with_stages({32, 64, 4, 1, head_dim <= 192, 2}, head_dim, decode_room(arch, head_dim));
+  int const room = decode_room(arch, head_dim);
+  bool const q_in_registers = head_dim <= 192;
+  TileShape const tile = with_stages({32, 64, 4, 1, q_in_registers, 2}, head_dim, room);
+  return tile.stages > 1 ? tile : with_stages({32, 32, 2, 1, q_in_registers, 1}, head_dim, smem_limit(86));
 }
 
 constexpr TileShape tile_shape(int arch, Role role, int head_dim) {

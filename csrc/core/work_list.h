@@ -71,6 +71,24 @@ class WorkList {
   int const block_n_;
 };
 
+// What a share has of one tile: positions [begin, end) of the list.
+struct SharePart {
+  int64_t begin;
+  int64_t end;
+  bool begins_tile;
+  bool ends_tile;
+
+  FA_HD SharePart(ListTile const& tile, int64_t at, int64_t share_end)
+      : begin(at),
+        end(tile.end() < share_end ? tile.end() : share_end),
+        begins_tile(begin == tile.begin),
+        ends_tile(end == tile.end()) {}
+
+  FA_HD bool is_whole() const { return begins_tile && ends_tile; }
+  // Of CutTiles, for a part of a cut tile.
+  FA_HD int64_t slot(int share) const { return 2 * int64_t(share) + begins_tile; }
+};
+
 // A list of `total` entries in equal shares, of which the last may be smaller: at most `most` of them, and no
 // more than leave min_share entries, or a whole tile, for each.
 struct Shares {

@@ -98,7 +98,7 @@ class DecodeParts {
       : params_(params),
         plan_(plan),
         search_(WorkList(params, plan, Traits::kBlockN), plan.automatic() ? params.fwd.shape.batch : 0, storage),
-        shares_(search_.total(), plan.decode.tiles, plan.shares, kMinShare),
+        shares_(search_.total(), plan.decode.tiles, plan.automatic() ? plan.shares : 1, kMinShare),
         at_(shares_.begin(blockIdx.x)),
         end_(shares_.end(blockIdx.x)) {
     if (plan.automatic() && at_ == end_ && threadIdx.x == 0) { record_cut(plan.decode_cuts, blockIdx.x, QueryTile{}, 0); }
@@ -116,27 +116,24 @@ class DecodeParts {
     return true;
   }
 
-  // The part of a tile from position at_ to its end or that of the share. Whoever has the last part of the
-  // share also says whether its tile was cut there.
+  // Whoever has the last part of the share also says whether its tile was cut there.
   CUTE_DEVICE void fill(Part& slot, ListTile const& found) const {
-    int64_t const stop = found.end() < end_ ? found.end() : end_;
-    bool const begins_here = at_ == found.begin, ends_here = stop == found.end();
+    SharePart const part(found, at_, end_);
     QueryTile const tile(found.seq, plan_.decode, found.work);
     int const share = blockIdx.x;
     CutTiles const& cuts = plan_.decode_cuts;
-    if (stop == end_) {
-      record_cut(cuts, share, tile, begins_here && !ends_here ? shares_.holders(share, found.end()) : 0);
+    if (part.end == end_) {
+      bool const cuts_here = part.begins_tile && !part.ends_tile;
+      record_cut(cuts, share, tile, cuts_here ? shares_.holders(share, found.end()) : 0);
     }
     PartialOutput output;
-    if (!begins_here || !ends_here) {
-      output = slot_output(cuts, 2 * int64_t(share) + begins_here, params_.fwd.shape.head_dim);
-    }
+    if (!part.is_whole()) { output = slot_output(cuts, part.slot(share), params_.fwd.shape.head_dim); }
     VisibleBand const band = band_of(params_, found.seq);
     BlockRange const blocks = tile.visible_blocks(band, Traits::kBlockN);
-    BlockRange const range = clip(blocks, blocks.begin + static_cast<int>(at_ - found.begin),
-                                  blocks.begin + static_cast<int>(stop - found.begin));
-    slot = part_of(params_.fwd, plan_.decode, tile, band, range, output, /*first=*/begins_here);
-    slot.list_end = stop;
+    BlockRange const range = clip(blocks, blocks.begin + static_cast<int>(part.begin - found.begin),
+                                  blocks.begin + static_cast<int>(part.end - found.begin));
+    slot = part_of(params_.fwd, plan_.decode, tile, band, range, output, part.begins_tile);
+    slot.list_end = part.end;
   }
 
   CUTE_DEVICE bool next_given(Part& slot) {

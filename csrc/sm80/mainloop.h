@@ -90,6 +90,7 @@ class Mainloop {
       accumulate_pv(scores, stage.v);
       if (block-- == part->begin) {
         finish(*part, acc_, softmax_, stage);
+        if constexpr (Traits::kKeyWarps == 1) { __syncthreads(); }  // out left through the memory of Q
         part = nullptr;
       }
     }

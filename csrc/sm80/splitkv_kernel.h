@@ -47,7 +47,7 @@ void launch_role(FlashSplitkvParams const& params, SplitkvPlan const& plan, dim3
 template <DType kDType, int kHeadDim, int kArch>
 void launch_flash_fwd_splitkv(FlashSplitkvParams const& params, SplitkvPlan const& plan, cudaStream_t stream) {
   if (plan.may_decode) {
-    check_grid("flash_fwd_splitkv", plan.decode.tiles);
+    if (!plan.automatic()) { check_grid("flash_fwd_splitkv", plan.decode.tiles); }
     dim3 const grid = plan.automatic() ? dim3(plan.shares)
                                        : dim3(static_cast<unsigned>(plan.decode.tiles), plan.split.splits);
     auto* const launch_decode = plan.decode_role == Role::kDecode

@@ -162,15 +162,62 @@ TEST(PlanSplits, FillsTheMultiprocessors) {
   }
 }
 
-// C43: thousands of sequences of one row must not ask for gigabytes.
-TEST(PlanSplits, ThousandsOfOneRowSequences) {
-  std::vector<int> const cu = packed::prefix_sums(std::vector<int>(4096, 1));
-  for (int capacity : {4096, 131072}) {
-    FlashSplitkvParams params = call(4096, 64, 8, 128, 1, capacity);
-    params.fwd.lengths = packed::packed_q(cu, 4096);
-    SplitkvPlan const plan = flashattn::plan_splitkv(params, 90, 128, 132);
-    EXPECT_LE(static_cast<int64_t>(plan.workspace_bytes), flashattn::kMaxPartialBytes + 256);
+// C43: thousands of sequences of one row must not ask for gigabytes. What automatic splits need depends on the
+// GPU and the kernel alone.
+TEST(SplitkvPlan, WorkspaceOfThousandsOfOneRowSequences) {
+  std::set<size_t> sizes;
+  for (int batch : {1, 64, 4096, 80000}) {
+    std::vector<int> const cu = packed::prefix_sums(std::vector<int>(batch, 1));
+    for (int capacity : {4096, 131072, 1 << 20}) {
+      FlashSplitkvParams params = call(batch, 64, 8, 128, 1, capacity);
+      params.fwd.lengths = packed::packed_q(cu, batch);
+      sizes.insert(flashattn::plan_splitkv(params, 90, 128, 132).workspace_bytes);
+    }
   }
+  EXPECT_EQ(sizes.size(), 1u);
+  EXPECT_LE(*sizes.begin(), size_t(5) << 20);
+}
+
+// The bound in flash_fwd_splitkv's documentation.
+TEST(SplitkvPlan, AutomaticWorkspaceIsBounded) {
+  for (int multiprocessors : {16, 108, 132}) {
+    for (int seqlen_q : {1, 5, 8, 129, 2048, 100000}) {
+      for (int head_dim : {64, 128, 256}) {
+        for (int batch : {1, 7, 300}) {
+          std::vector<int> const cu = packed::prefix_sums(std::vector<int>(batch, seqlen_q));
+          FlashSplitkvParams params = call(batch, 32, 8, head_dim, seqlen_q, 131072);
+          params.fwd.lengths = packed::packed_q(cu, cu.back());
+          SplitkvPlan const plan = flashattn::plan_splitkv(params, 90, head_dim, multiprocessors);
+          int64_t const row = 4 * (head_dim + 1);
+          int64_t const decode = int64_t(3) * multiprocessors * (2 * 32 * row + 64);
+          int64_t const chunk = int64_t(3) * multiprocessors * (128 * row + 64);
+          EXPECT_LE(static_cast<int64_t>(plan.workspace_bytes), decode + chunk + 6 * 128);
+        }
+      }
+    }
+  }
+}
+
+// Nothing can be cut where a tile has one key block, and then there is nothing to merge.
+TEST(SplitkvPlan, OneBlockNeedsNoMerge) {
+  for (int capacity : {0, 1, 64}) {
+    SplitkvPlan const plan = flashattn::plan_splitkv(call(3, 8, 2, 128, 1, capacity), 90, 128, 132);
+    EXPECT_TRUE(plan.automatic());
+    EXPECT_FALSE(plan.merges());
+    EXPECT_EQ(plan.workspace_bytes, 0u);
+  }
+  EXPECT_TRUE(flashattn::plan_splitkv(call(3, 8, 2, 128, 1, 65), 90, 128, 132).merges());
+}
+
+// Splits of a given size: the kernel of a sequence must not depend on how long others of the batch are.
+TEST(SplitkvPlan, GivenSizesKeepTheRole) {
+  for (int seqlen_q : {1, 5, 8, 100}) {
+    FlashSplitkvParams params = call(3, 8, 2, 128, seqlen_q, 4096);
+    params.split.split_size = 256;
+    EXPECT_EQ(flashattn::plan_splitkv(params, 90, 128, 132).decode_role, Role::kDecode);
+  }
+  FlashSplitkvParams const params = call(3, 8, 2, 128, 8, 4096);
+  EXPECT_EQ(flashattn::plan_splitkv(params, 90, 128, 132).decode_role, Role::kWideDecode);
 }
 
 TEST(PlanSplits, GivenNumbersAreKept) {
@@ -234,7 +281,7 @@ TEST(SplitkvPlan, EverySequenceHasARole) {
   for_every_plan([](FlashSplitkvParams const& params, int kernel_head_dim) {
     SplitkvPlan const plan = flashattn::plan_splitkv(params, 90, kernel_head_dim, 132);
     flashattn::Shape const& shape = params.fwd.shape;
-    int const rows = flashattn::tile_shape(90, Role::kDecode, kernel_head_dim).m;
+    int const rows = flashattn::tile_shape(90, plan.decode_role, kernel_head_dim).m;
     EXPECT_GE(plan.decode.tile_tokens, 1);
     EXPECT_LE(plan.decode.row_map.rows(plan.decode.tile_tokens), rows);
     bool const packed_q = params.fwd.lengths.cu_seqlens_q != nullptr;
@@ -272,6 +319,13 @@ TEST(SplitkvPlan, PartsOfTheWorkspaceDoNotOverlap) {
         int64_t const rows = plan.rows, head_dim = params.fwd.shape.head_dim,
                       splits = plan.split.splits;
         std::vector<std::pair<void*, int64_t>> parts;
+        for (flashattn::CutTiles const* cuts : {&plan.decode_cuts, &plan.chunk_cuts}) {
+          if (cuts->entries == 0) { continue; }
+          int64_t const part_rows = int64_t(cuts->entries) * cuts->slots * cuts->rows;
+          parts.push_back({cuts->tiles, cuts->entries * int64_t(sizeof(flashattn::CutTile))});
+          parts.push_back({cuts->out, part_rows * head_dim * 4});
+          parts.push_back({cuts->lse, part_rows * 4});
+        }
         if (splits > 1) {
           parts.push_back({plan.out_partial, splits * rows * head_dim * 4});
           parts.push_back({plan.lse_partial, splits * rows * 4});

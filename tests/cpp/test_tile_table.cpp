@@ -23,7 +23,7 @@ template <class Visit>
 void for_every_kernel(Visit const& visit) {
   for (auto const& [arch, kib] : kSharedKiB) {
     for (int head_dim : flashattn::kHeadDims) {
-      for (Role role : {Role::kPrefill, Role::kChunk, Role::kDecode}) {
+      for (Role role : {Role::kPrefill, Role::kChunk, Role::kDecode, Role::kWideDecode}) {
         SCOPED_TRACE("sm_" + std::to_string(arch) + ", head dim " + std::to_string(head_dim) +
                      ", role " + std::to_string(static_cast<int>(role)));
         visit(arch, head_dim, flashattn::tile_shape(arch, role, head_dim));
@@ -75,6 +75,49 @@ TEST(TileTable, AccumulatorLeavesRegistersForTheRest) {
     int const per_thread = std::min(255, 65536 / (32 * tile.warps));
     EXPECT_LT(accumulator + scores, per_thread);
   });
+}
+
+// The main loop's loads run ahead of it in the decode kernels, for which they need a second stage; the other
+// kernels have one (sm80/mainloop.h).
+TEST(TileTable, StagesOfTheRoles) {
+  for (auto const& [arch, kib] : kSharedKiB) {
+    for (int head_dim : flashattn::kHeadDims) {
+      for (Role role : {Role::kDecode, Role::kWideDecode}) {
+        TileShape const tile = flashattn::tile_shape(arch, role, head_dim);
+        EXPECT_GT(tile.stages, 1) << "sm_" << arch << ", head dim " << head_dim;
+        // Accumulators of the warps that share rows are added up where a stage was.
+        bool const adds_up = tile.key_warps == 1 || 4 * tile.key_warps * tile.m <= 4 * tile.n;
+        EXPECT_TRUE(adds_up) << "sm_" << arch << ", head dim " << head_dim;
+        int const blocks = flashattn::decode_blocks(arch, tile, head_dim);
+        EXPECT_GE(blocks, 1);
+        EXPECT_LE(blocks * (flashattn::smem_bytes(tile, head_dim) + 1024), (kib + 1) * 1024);
+      }
+      EXPECT_EQ(flashattn::tile_shape(arch, Role::kPrefill, head_dim).stages, 1);
+      EXPECT_EQ(flashattn::tile_shape(arch, Role::kChunk, head_dim).stages, 1);
+    }
+  }
+}
+
+// Splits are multiples of kSplitGranule = 64 keys.
+TEST(TileTable, BlocksOfACacheDivideTheSplitGranule) {
+  for (auto const& [arch, kib] : kSharedKiB) {
+    for (int head_dim : flashattn::kHeadDims) {
+      for (Role role : {Role::kChunk, Role::kDecode, Role::kWideDecode}) {
+        EXPECT_EQ(64 % flashattn::tile_shape(arch, role, head_dim).n, 0);
+      }
+    }
+  }
+}
+
+TEST(TileTable, WideDecodingForManyRowsOfAKeyValueHead) {
+  EXPECT_EQ(flashattn::decode_role(4, 4), Role::kDecode);
+  EXPECT_EQ(flashattn::decode_role(4, 16), Role::kDecode);
+  EXPECT_EQ(flashattn::decode_role(4, 20), Role::kWideDecode);  // five tokens of four heads
+  EXPECT_EQ(flashattn::decode_role(4, 32), Role::kWideDecode);
+  EXPECT_EQ(flashattn::decode_role(4, 36), Role::kDecode);  // the long ones are chunks
+  EXPECT_EQ(flashattn::decode_role(16, 16), Role::kDecode);
+  EXPECT_EQ(flashattn::decode_role(32, 32), Role::kWideDecode);
+  EXPECT_EQ(flashattn::decode_role(32, 0), Role::kWideDecode);
 }
 
 TEST(TileTable, AKernelHoldsEveryHeadDim) {

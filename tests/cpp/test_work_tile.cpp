@@ -132,7 +132,7 @@ TEST(WorkTile, UntrustedLengthsNeverLeadOutside) {
   }
 }
 
-TEST(ForwardPlan, PacksHeadsOnlyWhenTheyFitAndRowsAreFew) {
+TEST(ForwardPlan, PacksHeadsWhereTheyFit) {
   flashattn::TileShape const tile{
       .m = 128, .n = 64, .warps = 4, .stages = 1, .q_in_registers = false};
   for (int heads_kv : {1, 2, 3, 8}) {
@@ -146,7 +146,10 @@ TEST(ForwardPlan, PacksHeadsOnlyWhenTheyFitAndRowsAreFew) {
                           .seqlen_k = 9};
         flashattn::ForwardPlan const plan = flashattn::plan_forward(shape, {}, tile);
         int const pack = plan.row_map.pack();
-        EXPECT_TRUE(pack == 1 || pack == group) << pack;
+        bool const no_row_is_lost = group <= 128 && 128 % group == 0;
+        bool const few_rows = group <= 128 && seqlen_q <= 64;
+        EXPECT_EQ(pack, no_row_is_lost || few_rows ? group : 1);
+        EXPECT_EQ(plan.group.divisor(), group);
         EXPECT_GE(plan.tile_tokens, 1);
         EXPECT_LE(plan.row_map.rows(plan.tile_tokens), tile.m);
         int const work_heads = shape.heads / pack;
@@ -154,6 +157,12 @@ TEST(ForwardPlan, PacksHeadsOnlyWhenTheyFitAndRowsAreFew) {
             visited_tiles(shape, {}, work_heads, plan.tile_tokens);
         EXPECT_TRUE(visited == expected_tiles({seqlen_q, seqlen_q}, work_heads, plan.tile_tokens));
         EXPECT_EQ(plan.tiles, static_cast<int64_t>(visited.size()));
+        for (int64_t index = 0; index < plan.tiles; ++index) {  // divisors made for the kernel agree
+          WorkTile const tile = plan.work_tile(shape, {}, static_cast<int>(index));
+          WorkTile const expected = flashattn::work_tile(shape, {}, plan.tile_tokens, index);
+          EXPECT_TRUE(tile.batch == expected.batch && tile.head == expected.head &&
+                      tile.m_block == expected.m_block);
+        }
       }
     }
   }

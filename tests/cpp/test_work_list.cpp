@@ -1,0 +1,214 @@
+// core/work_list.h and core/cut_tile.h: shares of the decode work hold every key block once, and the parts of
+// a cut tile lie where the merge looks for them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/work_list.h"
+#include "packed_lengths.h"
+
+namespace {
+
+using flashattn::CutTiles;
+using flashattn::FlashSplitkvParams;
+using flashattn::ListTile;
+using flashattn::SharePart;
+using flashattn::Shares;
+using flashattn::SplitkvPlan;
+using flashattn::WorkList;
+
+constexpr int kBlock = 64;
+
+struct Problem {
+  std::vector<int> len_q;
+  std::vector<int> len_k;
+  int heads = 8;
+  int heads_kv = 2;
+  flashattn::Window window = {-1, 0};
+  int seqlen_q = 0;  // what the caller says; 0: the truth
+
+  std::vector<int> cu = packed::prefix_sums(len_q);
+
+  FlashSplitkvParams params() const {
+    FlashSplitkvParams p;
+    int const bound = seqlen_q > 0 ? seqlen_q : *std::max_element(len_q.begin(), len_q.end());
+    p.fwd.shape = {.batch = static_cast<int>(len_q.size()),
+                   .heads = heads,
+                   .heads_kv = heads_kv,
+                   .head_dim = 128,
+                   .seqlen_q = bound,
+                   .seqlen_k = 1 << 20};
+    p.fwd.lengths = packed::packed_q(cu, cu.back());
+    p.fwd.window = window;
+    p.cache.seqlens = len_k.data();
+    p.cache.rows = static_cast<int>(len_k.size());
+    return p;
+  }
+};
+
+using TileKey = std::tuple<int, int, int>;  // sequence, head, query tile
+
+// Key blocks of every tile of the decode role; a tile without keys counts as one.
+std::map<TileKey, int> expected_blocks(FlashSplitkvParams const& p, SplitkvPlan const& plan) {
+  std::map<TileKey, int> expected;
+  for (int b = 0; b < p.fwd.shape.batch; ++b) {
+    flashattn::SequenceInfo const seq = flashattn::cache_sequence_info(p, b);
+    if (plan.may_chunk && seq.len_q > plan.decode.tile_tokens) { continue; }
+    for (int first = 0; first < seq.len_q; first += plan.decode.tile_tokens) {
+      int const last = std::min(first + plan.decode.tile_tokens, seq.len_q) - 1;
+      flashattn::VisibleBand const band = flashattn::visible_band(seq.len_q, seq.len_k, p.fwd.window);
+      int const count = flashattn::visible_blocks(band, first, last, kBlock).count();
+      for (int head = 0; head < p.fwd.shape.heads / plan.decode.row_map.pack(); ++head) {
+        expected[{b, head, first / plan.decode.tile_tokens}] = std::max(count, 1);
+      }
+    }
+  }
+  return expected;
+}
+
+ListTile find(WorkList const& list, int batch, int64_t position) {
+  int64_t begin = 0;
+  for (int b = 0; b < batch; ++b) {
+    int64_t const end = begin + list.length(b);
+    if (position < end) { return list.tile_at(b, begin, position); }
+    begin = end;
+  }
+  ADD_FAILURE() << "no tile at " << position;
+  return {};
+}
+
+// Walks the shares as the thread blocks do.
+void expect_shares_cover(Problem const& problem, int most) {
+  FlashSplitkvParams const p = problem.params();
+  SplitkvPlan const plan = flashattn::plan_splitkv(p, 90, 128, 132);
+  WorkList const list(p, plan, kBlock);
+  int64_t total = 0;
+  for (int b = 0; b < p.fwd.shape.batch; ++b) { total += list.length(b); }
+  Shares const shares(total, plan.decode.tiles, most, flashattn::kMinShare);
+  CutTiles cuts;
+  cuts.slots = 2, cuts.of_shares = true;
+
+  std::map<TileKey, int> seen;
+  std::map<TileKey, std::pair<int, int>> cut;  // entry and number of parts, as recorded
+  std::map<TileKey, std::vector<int64_t>> slots;
+  int64_t covered = 0, largest = 0;
+  for (int share = 0; share < most; ++share) {
+    int64_t const end = shares.end(share);
+    largest = std::max(largest, end - shares.begin(share));
+    for (int64_t at = shares.begin(share); at < end;) {
+      ListTile const tile = find(list, p.fwd.shape.batch, at);
+      ASSERT_TRUE(tile.begin <= at && at < tile.end());
+      SharePart const part(tile, at, end);
+      TileKey const key{tile.work.batch, tile.work.head, tile.work.m_block};
+      EXPECT_EQ(at - tile.begin, seen[key]);  // in order
+      seen[key] += static_cast<int>(part.end - part.begin);
+      if (!part.is_whole()) { slots[key].push_back(part.slot(share)); }
+      if (part.begins_tile && !part.ends_tile) {
+        EXPECT_EQ(part.end, end);
+        cut[key] = {share, shares.holders(share, tile.end())};
+      }
+      covered += part.end - part.begin;
+      at = part.end;
+    }
+  }
+  EXPECT_EQ(covered, total);
+  EXPECT_TRUE(seen == expected_blocks(p, plan));
+  EXPECT_LE(largest, std::max<int64_t>((total + most - 1) / most, flashattn::kMinShare));
+
+  std::set<int64_t> used;
+  EXPECT_EQ(cut.size(), slots.size());
+  for (auto const& [key, parts] : slots) {
+    auto const [entry, count] = cut[key];
+    EXPECT_EQ(static_cast<size_t>(count), parts.size());
+    for (size_t i = 0; i < parts.size(); ++i) {
+      EXPECT_EQ(parts[i], cuts.slot(entry, static_cast<int>(i)));
+      EXPECT_LT(parts[i], 2 * int64_t(most));
+      EXPECT_TRUE(used.insert(parts[i]).second) << "slot " << parts[i];
+    }
+  }
+}
+
+TEST(WorkList, SharesHoldEveryBlockOnce) {
+  std::vector<Problem> const problems = {
+      {.len_q = {1}, .len_k = {8192}},
+      {.len_q = {1}, .len_k = {0}},
+      {.len_q = {1, 1, 1}, .len_k = {1, 64, 65}},
+      {.len_q = {1, 0, 4, 2}, .len_k = {100, 5000, 3, 777}},
+      {.len_q = {1, 200, 1}, .len_k = {4096, 4096, 100000}},  // the second one is a chunk
+      {.len_q = {3, 3}, .len_k = {1000, 10}, .heads = 7, .heads_kv = 7},
+      {.len_q = {1, 1}, .len_k = {3000, 200}, .heads = 48, .heads_kv = 2},
+      {.len_q = {1, 1}, .len_k = {3000, 200}, .heads = 64, .heads_kv = 1},
+      {.len_q = {1, 2, 1}, .len_k = {9999, 300, 5000}, .window = {255, 0}},
+      {.len_q = {9, 1, 30}, .len_k = {500, 5000, 7}, .seqlen_q = 1},  // longer than the caller says
+  };
+  for (size_t i = 0; i < problems.size(); ++i) {
+    for (int most : {1, 2, 3, 7, 132, 264, 1000}) {
+      SCOPED_TRACE("problem " + std::to_string(i) + ", " + std::to_string(most) + " shares");
+      expect_shares_cover(problems[i], most);
+    }
+  }
+}
+
+TEST(WorkList, RandomBatches) {
+  std::mt19937 random(3);
+  auto const pick = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  for (int round = 0; round < 60; ++round) {
+    Problem problem;
+    int const batch = pick(1, 40);
+    problem.len_q.clear();
+    for (int b = 0; b < batch; ++b) {
+      problem.len_q.push_back(pick(0, 3) == 0 ? pick(0, 40) : 1);
+      problem.len_k.push_back(pick(0, 5) == 0 ? pick(0, 60000) : pick(0, 700));
+    }
+    problem.cu = packed::prefix_sums(problem.len_q);
+    problem.heads_kv = pick(1, 4);
+    problem.heads = problem.heads_kv * pick(1, 40);
+    if (pick(0, 2) == 0) { problem.window.left = pick(0, 3000); }
+    if (pick(0, 4) == 0) { problem.seqlen_q = 1; }
+    SCOPED_TRACE("round " + std::to_string(round));
+    expect_shares_cover(problem, pick(1, 300));
+  }
+}
+
+// A few short tiles: each has a thread block to itself.
+TEST(WorkList, ShortTilesAreNotQueuedBehindEachOther) {
+  Shares const shares(/*total=*/8, /*tiles=*/8, /*most=*/264, flashattn::kMinShare);
+  for (int share = 0; share < 8; ++share) { EXPECT_EQ(shares.end(share) - shares.begin(share), 1); }
+  EXPECT_EQ(shares.begin(8), 8);
+}
+
+TEST(WorkList, LongListsDoNotOverflow) {
+  int64_t const total = (int64_t(1) << 31) * 65536;
+  Shares const shares(total, 1 << 20, 264, flashattn::kMinShare);
+  EXPECT_EQ(shares.begin(0), 0);
+  EXPECT_EQ(shares.end(263), total);
+  EXPECT_LE(shares.size, total / 264 + 1);
+  EXPECT_EQ(shares.holders(0, total), 264);
+}
+
+TEST(Divide, ShortAndLong) {
+  for (int64_t a : {int64_t(0), int64_t(1), int64_t(63), int64_t(INT32_MAX), int64_t(INT32_MAX) + 1, int64_t(1) << 50}) {
+    for (int64_t b : {int64_t(1), int64_t(7), int64_t(64), int64_t(INT32_MAX), int64_t(1) << 33}) {
+      EXPECT_EQ(flashattn::divide(a, b), a / b);
+    }
+  }
+}
+
+// A chunk tile has slots of its own.
+TEST(CutTiles, SlotsOfChunksDoNotOverlap) {
+  CutTiles cuts;
+  cuts.slots = 5;
+  std::set<int64_t> used;
+  for (int entry = 0; entry < 7; ++entry) {
+    for (int part = 0; part < 5; ++part) { EXPECT_TRUE(used.insert(cuts.slot(entry, part)).second); }
+  }
+  EXPECT_EQ(*used.rbegin(), 34);
+}
+
+}  // namespace
