@@ -22,11 +22,11 @@ class KvFeed {
   }
 
   // Starts copying the keys of the next block, if there is one. The newest block of a part comes first.
-  CUTE_DEVICE void load_k(Element* smem) {
+  CUTE_DEVICE void load_k(Element* smem, int stage) {
     has_values_ = block_ >= begin_;
     if constexpr (kRunsAhead) { has_values_ = has_values_ || open_part(); }
     if (!has_values_) { return; }
-    source_.load_k(block_, smem);
+    source_.load_k(block_, smem, stage);
     --block_;
   }
 

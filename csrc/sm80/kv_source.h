@@ -10,14 +10,14 @@ namespace flashattn::sm80 {
 
 // What a source of keys and values does: after open(part), start copying a block to shared memory, first its
 // keys, then its values. Rows outside of part.keys, which no row of the tile sees, become zeros: a masked key
-// has probability 0, but 0 · NaN would still be NaN. Where has_holes() is true, is_key(part, j) tells
-// which keys below len_k do not exist.
+// has probability 0, but 0 · NaN would still be NaN. Where has_holes(stage) is true of the block that is in a
+// stage, is_key(part, j) tells which keys below len_k do not exist.
 template <class Source, class Element>
-concept KvSource = requires(Source& source, Part const& part, int block, Element* smem, int key) {
+concept KvSource = requires(Source& source, Part const& part, int block, Element* smem, int stage, int key) {
   source.open(part);
-  source.load_k(block, smem);
+  source.load_k(block, smem, stage);
   source.load_v(block, smem);
-  source.has_holes();
+  source.has_holes(stage);
   source.is_key(part, key);
 };
 
@@ -34,9 +34,9 @@ class ContiguousKv {
     v_ = static_cast<Element const*>(params_.v.data) + key_offset(params_.v, part.tile.seq, part.head_kv);
     keys_ = part.keys;
   }
-  CUTE_DEVICE void load_k(int block, Element* smem) const { load(k_, params_.k.row_stride, block, smem); }
+  CUTE_DEVICE void load_k(int block, Element* smem, int) const { load(k_, params_.k.row_stride, block, smem); }
   CUTE_DEVICE void load_v(int block, Element* smem) const { load(v_, params_.v.row_stride, block, smem); }
-  CUTE_DEVICE static constexpr bool has_holes() { return false; }
+  CUTE_DEVICE static constexpr bool has_holes(int) { return false; }
   CUTE_DEVICE static constexpr bool is_key(Part const&, int) { return true; }
 
  private:
@@ -69,9 +69,12 @@ class CacheKv {
     int64_t v;
   };
 
+  static constexpr int kWarps = Traits::kBlockN / 32;  // that look up the rows of a block
+  static_assert(Traits::kBlockN % 32 == 0 && Traits::kBlockN <= Traits::kThreads);
+
   struct Storage {
     RowOffsets rows[2][Traits::kBlockN];  // of the blocks with even and with odd numbers
-    int holes;                            // set by whoever meets a page that does not exist
+    int holes[Traits::kStages][kWarps];   // whether a warp met a page that does not exist
   };
 
   CUTE_DEVICE CacheKv(FlashSplitkvParams const& params, FastDivisor page_size, Storage& storage)
@@ -87,15 +90,23 @@ class CacheKv {
   }
 
   // Blocks come in descending order.
-  CUTE_DEVICE void load_k(int block, Element* smem) {
+  CUTE_DEVICE void load_k(int block, Element* smem, int stage) {
     load(params_.fwd.k, smem, [&](int row) { return storage_.rows[block & 1][row].k; });
+    if (threadIdx.x < Traits::kBlockN && threadIdx.x % 32 == 0) {
+      storage_.holes[stage][threadIdx.x / 32] = met_hole_;
+    }
     find_rows(block - 1);
     page_ = find_page(block - 2);
   }
   CUTE_DEVICE void load_v(int block, Element* smem) const {
     load(params_.fwd.v, smem, [&](int row) { return storage_.rows[block & 1][row].v; });
   }
-  CUTE_DEVICE bool has_holes() const { return storage_.holes != 0; }
+  CUTE_DEVICE bool has_holes(int stage) const {
+    int holes = 0;
+    CUTE_UNROLL
+    for (int warp = 0; warp < kWarps; ++warp) { holes |= storage_.holes[stage][warp]; }
+    return holes != 0;
+  }
   CUTE_DEVICE bool is_key(Part const& part, int key) const {
     SequenceInfo const& seq = part.tile.seq;
     return !part.keys.has(key) || cache_slot(params_.cache, page_size_, seq, seq.k_begin + key).index >= 0;
@@ -110,18 +121,16 @@ class CacheKv {
     return page_of(params_.cache, page_size_, seq, seq.k_begin + key);
   }
 
-  CUTE_DEVICE void find_rows(int block) const {
+  CUTE_DEVICE void find_rows(int block) {
     if (threadIdx.x >= Traits::kBlockN) { return; }
     int const key = block * Traits::kBlockN + threadIdx.x;
+    bool const is_seen = part_->keys.has(key);
     RowOffsets offsets{-1, -1};
-    if (part_->keys.has(key)) {
+    if (is_seen) {
       CacheSlot const at = slot_in_page(params_.cache, page_size_, page_, part_->tile.seq.k_begin + key);
-      if (at.index >= 0) {
-        offsets = {offset(params_.fwd.k, at), offset(params_.fwd.v, at)};
-      } else {
-        storage_.holes = 1;
-      }
+      if (at.index >= 0) { offsets = {offset(params_.fwd.k, at), offset(params_.fwd.v, at)}; }
     }
+    met_hole_ = __any_sync(0xffffffff, is_seen && offsets.k < 0);
     storage_.rows[block & 1][threadIdx.x] = offsets;
   }
 
@@ -143,6 +152,7 @@ class CacheKv {
   Storage& storage_;
   Part const* part_ = nullptr;  // in shared memory
   int page_ = -1;
+  bool met_hole_ = false;  // the warp, in the block whose rows were found last
 };
 
 }  // namespace flashattn::sm80

@@ -53,7 +53,7 @@ class Mainloop {
       wait_for_block<0>();
       load_v(feed, 0);
       auto scores = multiply_qk(smem_.stages[0].k);
-      edit(feed.source(), *part, scores, block);
+      edit(feed.source(), *part, scores, block, 0);
       wait_for_block<0>();
       load_k(feed, 0);
       accumulate_pv(scores, smem_.stages[0].v);
@@ -83,9 +83,10 @@ class Mainloop {
         --warm_up;
         continue;
       }
-      auto& stage = smem_.stages[after(filled)];
+      int const current = after(filled);
+      auto& stage = smem_.stages[current];
       auto scores = multiply_qk(stage.k);
-      edit(feed.source(), *part, scores, block);
+      edit(feed.source(), *part, scores, block, current);
       wait_for_block<2 * kAhead>();  // its values
       accumulate_pv(scores, stage.v);
       if (block-- == part->begin) {
@@ -105,7 +106,7 @@ class Mainloop {
 
   template <class Feed>
   CUTE_DEVICE void load_k(Feed& feed, int stage) {
-    feed.load_k(smem_.stages[stage].k);
+    feed.load_k(smem_.stages[stage].k, stage);
     cute::cp_async_fence();
   }
 
@@ -160,8 +161,9 @@ class Mainloop {
   }
 
   template <class Source, class Scores>
-  CUTE_DEVICE void edit(Source const& source, Part const& part, Scores& scores, int block) const {
-    if (part.is_clean(block) && !source.has_holes()) { return; }
+  CUTE_DEVICE void edit(Source const& source, Part const& part, Scores& scores, int block, int stage) const {
+    bool const has_holes = source.has_holes(stage);
+    if (part.is_clean(block) && !has_holes) { return; }
     using namespace cute;
     ScoreEditor const editor(params_, part.tile);
     int const first_key = block * Traits::kBlockN;
@@ -170,7 +172,7 @@ class Mainloop {
     Tensor view = row_column_view(scores);
     Tensor const coords_view = row_column_view(coords);
     editor.edit(view, coords_view, first_key);
-    if (source.has_holes()) {
+    if (has_holes) {
       editor.mask_keys(view, coords_view, [&](int key) { return source.is_key(part, first_key + key); });
     }
   }

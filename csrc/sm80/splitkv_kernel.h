@@ -26,7 +26,6 @@ __global__ void __launch_bounds__(Traits::kThreads)
   extern __shared__ __align__(128) char smem_bytes_of_block[];
   auto& smem = *reinterpret_cast<SplitkvStorage<Traits>*>(smem_bytes_of_block);
   let_next_kernel_start();
-  if (threadIdx.x == 0) { smem.source.holes = 0; }
   CacheKv<Traits> const source(params, plan.page_size, smem.source);
   if constexpr (kRole == Role::kChunk) {
     attend<Traits>(params.fwd, source, ChunkPart<Traits>(params, plan), smem.tiles);
