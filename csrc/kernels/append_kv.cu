@@ -121,8 +121,7 @@ void launch_append_of(FlashSplitkvParams const& params, FastDivisor page_size, v
   if (blocks == 0) { return; }
   check_grid("append_kv", blocks);
   launch("append_kv", append_kv_kernel<Element>, dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream,
-         /*overlap=*/false,
-         params, page_size, static_cast<Element*>(rotated_q));
+         /*overlap=*/false, params, page_size, static_cast<Element*>(rotated_q));
 }
 
 }  // namespace

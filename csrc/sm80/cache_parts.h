@@ -52,8 +52,9 @@ class ChunkPart {
  public:
   static constexpr bool kMany = false;
 
-  CUTE_DEVICE static void opened(Part const&) {}
   CUTE_DEVICE ChunkPart(FlashSplitkvParams const& params, SplitkvPlan const& plan) : params_(params), plan_(plan) {}
+
+  CUTE_DEVICE static void opened(Part const&) {}
 
   CUTE_DEVICE bool next(Part& slot) const {
     WorkTile const work = plan_.chunk.work_tile(params_.fwd.shape, params_.fwd.lengths, blockIdx.x);
@@ -101,7 +102,8 @@ class DecodeParts {
         shares_(search_.total(), plan.decode.tiles, plan.automatic() ? plan.shares : 1, kMinShare),
         at_(shares_.begin(blockIdx.x)),
         end_(shares_.end(blockIdx.x)) {
-    if (plan.automatic() && at_ == end_ && threadIdx.x == 0) { record_cut(plan.decode_cuts, blockIdx.x, QueryTile{}, 0); }
+    bool const idle = at_ == end_;
+    if (plan.automatic() && idle && threadIdx.x == 0) { record_cut(plan.decode_cuts, blockIdx.x, QueryTile{}, 0); }
   }
 
   CUTE_DEVICE bool next(Part& slot) { return plan_.automatic() ? next_of_share(slot) : next_given(slot); }

@@ -14,6 +14,7 @@ class KvFeed {
  public:
   using Element = typename Traits::Element;
   static constexpr bool kRunsAhead = Parts::kMany;
+  static_assert(KvSource<Source, Element>);
   static_assert(kRunsAhead == (Traits::kStages > 1), "see Mainloop::run");
 
   CUTE_DEVICE KvFeed(Source const& source, Parts const& parts, Part (&ring)[Traits::kParts])
