@@ -4,6 +4,7 @@ Waits for the device. Without it the kernels clamp such values, which is safe bu
 """
 
 import os
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,11 +66,29 @@ def _check_starts(name, cu_seqlens, tensor_name, rows, bound_name, bound):
     return lengths
 
 
+class Places(NamedTuple):
+    """Token j of sequence n is slot j % page of page table[n][j // page]. A contiguous cache has
+    one page per sequence, its row."""
+
+    page: int
+    table: list[list[int]]
+    begins: list[int]  # the first token of each sequence
+    cached: list[int]  # one behind its last, without new ones
+
+    def columns(self, n, new_tokens):
+        """Of the table, which sequence n uses."""
+        end = self.cached[n] + new_tokens
+        return range(self.begins[n] // self.page, -(-end // self.page))
+
+
 def check_cache(
     q, k_cache, cache_seqlens, block_table, cu_seqlens_q, max_seqlen_q, new_tokens,
     cache_batch_idx, cache_leftpad, positions, left, right,
 ):  # fmt: skip
-    """Raises ValueError for values that break the contract of `flash_fwd_splitkv`."""
+    """Raises ValueError for values that break the contract of `flash_fwd_splitkv`.
+
+    Returns the Places of the sequences.
+    """
     if cu_seqlens_q is None:
         queries = [q.shape[1]] * q.shape[0]
     else:
@@ -93,13 +112,14 @@ def check_cache(
             raise ValueError(
                 f"cache_leftpad[{row}]: expected 0 to {cached[row]} (its tokens), got {pad}"
             )
-    if cache_batch_idx is not None:
-        _check_rows(cache_batch_idx.tolist(), k_cache.shape[0], new_tokens)
-    if block_table is not None:
-        table = block_table.tolist()
-        for row, pad in enumerate(pads):
-            end = -(-(cached[row] + new_tokens) // page)
-            _check_pages(row, table[row], pad // page, end, k_cache.shape[0])
+    if block_table is None:
+        rows = range(len(queries)) if cache_batch_idx is None else cache_batch_idx.tolist()
+        _check_rows(rows, k_cache.shape[0])
+        return Places(page, [[row] for row in rows], pads, cached)
+    places = Places(page, block_table.tolist(), pads, cached)
+    for row, pages in enumerate(places.table):
+        _check_pages(row, pages, places.columns(row, new_tokens), k_cache.shape[0])
+    return places
 
 
 def _check_cached(cached, capacity, new_tokens):
@@ -113,23 +133,17 @@ def _check_cached(cached, capacity, new_tokens):
             )
 
 
-def _check_rows(rows, cache_rows, new_tokens):
-    first = {}
+def _check_rows(rows, cache_rows):
     for row, index in enumerate(rows):
         if not 0 <= index < cache_rows:
             raise ValueError(
                 f"cache_batch_idx[{row}]: expected 0 to {cache_rows - 1} (rows of k_cache), "
                 f"got {index}"
             )
-        if new_tokens and first.setdefault(index, row) != row:
-            raise ValueError(
-                f"cache_batch_idx[{row}]: expected a cache row of its own for the new tokens, "
-                f"got {index} like cache_batch_idx[{first[index]}]"
-            )
 
 
-def _check_pages(row, pages, begin, end, count):
-    for column in range(begin, end):
+def _check_pages(row, pages, columns, count):
+    for column in columns:
         if not 0 <= pages[column] < count:
             raise ValueError(
                 f"block_table[{row}, {column}]: expected 0 to {count - 1} (pages of k_cache), "

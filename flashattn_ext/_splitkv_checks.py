@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from . import _lengths
+from . import _append_checks, _lengths
 from ._operand_checks import (
     check_key_heads,
     check_lse_out,
@@ -78,10 +78,13 @@ def check_call(
             check_positions("cache_seqlens", cache_seqlens, new_tokens, queries, positions)
     split_size = _check_splits(num_splits, split_size, capacity)
     if _lengths.wanted(q):
-        _lengths.check_cache(
+        places = _lengths.check_cache(
             q, k_cache, cache_seqlens, block_table, cu_seqlens_q, max_seqlen_q, new_tokens,
             cache_batch_idx, cache_leftpad, positions, *score[1:3],
         )  # fmt: skip
+        if new_tokens:
+            paged = block_table is not None
+            _append_checks.check(q, k_cache, v_cache, k_new, v_new, paged, places)
     return bound_q, *score, split_size
 
 

@@ -62,16 +62,18 @@ def flash_fwd_splitkv(
         q, k_cache, v_cache: queries, cached keys, cached values.
         cache_seqlens: int32 ``(b,)``, or an int for all: tokens in the cache, without new ones.
         block_table: int32 ``(b, columns)``, last stride 1: page ids. Entries behind the tokens in
-            use are never read; pages may be shared, also between sequences.
+            use are never read. Pages may be shared, also between sequences, but a page that new
+            tokens go to must have one entry in use only.
         cu_seqlens_q: int32 ``(b + 1,)``, packed queries only: the queries of sequence ``n`` are
             rows ``cu_seqlens_q[n]`` to ``cu_seqlens_q[n + 1] - 1``; starts with 0.
         max_seqlen_q: int, packed queries only: an upper bound of their lengths. The tighter, the
             faster; the result does not depend on it, but for rounding when splits are automatic.
         k_new, v_new: ``(b, s_new, hk, d)``: written into the cache, in place, as tokens
             ``cache_seqlens`` to ``cache_seqlens + s_new - 1``, and then attended to.
-            `cache_seqlens` itself is left as it is. They must not overlap the cache.
+            `cache_seqlens` itself is left as it is. They and ``q`` must not overlap the places that
+            they are written to.
         cache_batch_idx: int32 ``(b,)``, contiguous cache only: the cache row of each sequence
-            (default: row ``n`` for sequence ``n``).
+            (default: row ``n`` for sequence ``n``). With new tokens, a row may be named once.
         cache_leftpad: int32 ``(b,)``: tokens 0 to ``cache_leftpad - 1`` do not exist, so
             ``sk = cache_seqlens - cache_leftpad + s_new``.
         rotary_cos, rotary_sin: ``(positions, rotary_dim / 2)``, contiguous, q's dtype; with new
@@ -110,7 +112,8 @@ def flash_fwd_splitkv(
     capacity, in a cache row or in a page that does not exist is no key, and is never written. A
     captured CUDA graph is right for later values of all of them. With ``FLASHATTN_EXT_CHECK=1`` in
     the environment they are read on the host first and bad values raise a ValueError with row and
-    value (this waits for the device, except while a CUDA graph is captured, which it leaves out).
+    value, as do new tokens for a page, cache row or input that is in use beside them (this waits
+    for the device, except while a CUDA graph is captured, which it leaves out).
     """
     bound_q, scale, left, right, softcap, split_size = _splitkv_checks.check_call(
         q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q, max_seqlen_q, k_new, v_new,
