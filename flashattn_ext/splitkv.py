@@ -107,6 +107,20 @@ def flash_fwd_splitkv(
             (call under ``torch.no_grad()``), dtypes, other head dims, a GPU not covered.
         RuntimeError: the compiled library is missing or does not load, or a launch failed.
 
+    Workspace: a call holds, while it runs, float32 parts of the result, for ``rows = b * sq * h``
+    (packed: ``Tq * h``)
+
+    * given splits: ``splits * rows * (d + 1) * 4`` bytes, where ``splits`` is `num_splits` or
+      ``ceil(capacity / split_size)``; nothing when that is 1;
+    * automatic splits on a GPU of ``P`` multiprocessors, whatever the batch and the capacity:
+      ``2 * S * m * (d + 1) * 4`` bytes for sequences of few queries, by ``S`` thread blocks (``P``
+      to ``3 * P``) with tiles of ``m`` rows (16 or 32), and at most
+      ``8 / 3 * P * n * (d + 1) * 4`` bytes where there are chunks, with tiles of ``n`` rows (128;
+      64 for ``d > 160``), besides less than 100 bytes a tile. At ``d = 128`` on an H200: 4 MB (9 MB
+      with 32 rows) and at most 23 MB;
+    * automatic splits on the CPU: as with given ones, at most 256 MiB;
+    * with rotary tables, ``rows * d`` elements of q's dtype more, for the rotated queries.
+
     Runs on the device of q, on that device's current stream, and never waits for it: lengths,
     tables and indices stay on the device. There, values out of range are clamped: a token past the
     capacity, in a cache row or in a page that does not exist is no key, and is never written. A
