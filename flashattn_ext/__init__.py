@@ -12,6 +12,7 @@ try:
 
     from .combine import flash_combine, merge_attention_states
     from .interface import flash_fwd, supports
+    from .planning import plan
     from .splitkv import flash_fwd_splitkv
 except Exception as error:  # a broken or an old torch raises all sorts of things
     _torch_error = f"{type(error).__name__}: {error}"
@@ -30,6 +31,7 @@ __all__ = [
     "flash_fwd",
     "flash_fwd_splitkv",
     "merge_attention_states",
+    "plan",
     "supports",
 ]
 __version__ = BUILD.get("version", "0+unbuilt")

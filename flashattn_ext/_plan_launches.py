@@ -1,0 +1,150 @@
+"""From the plan that C++ makes to the kernels that run, as a profiler would list them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Of the kernels without matrix instructions (csrc/kernels/): threads of a block and what one takes.
+APPEND_THREADS, APPEND_ELEMENTS = 256, 8
+COMBINE_WARPS = 4
+CUTS_WARPS, CUTS_ROWS = 8, 16
+LANES = 32
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The decode work of a call with automatic splits, for the lengths that `plan` was given.
+
+    Attributes:
+        tiles: query tiles of all sequences that are decoded.
+        key_blocks: key blocks of all tiles, the list that thread blocks take equal shares of.
+        size: key blocks of one share.
+        busy: thread blocks that have a share.
+        cut: tiles whose keys more than one thread block has.
+    """
+
+    tiles: int
+    key_blocks: int
+    size: int
+    busy: int
+    cut: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel of a call.
+
+    Attributes:
+        kernel: its name, as a profiler shows it, without template arguments.
+        role: "prefill", "chunk", "decode", "wide decode"; "append" writes new tokens into the cache
+            and rotates; "merge" adds up partial results.
+        grid: thread blocks in x, y, z.
+        warps: of a thread block.
+        tile: (query rows, keys of a block) of a thread block; None for append and merge.
+        packed_heads: query heads of one key/value head that share a tile's rows; 0 without a tile.
+        stages: key and value blocks in shared memory at once; 0 without a tile.
+        smem_bytes: shared memory that the planner counts with for a thread block: an upper bound of
+            what is reserved at the launch.
+        splits: parts into which the keys of a tile are cut at the most. None without a tile, and
+            where thread blocks take equal shares of the keys of all tiles.
+        shares: those equal shares, for the lengths given.
+    """
+
+    kernel: str
+    role: str
+    grid: tuple[int, int, int]
+    warps: int
+    tile: tuple[int, int] | None = None
+    packed_heads: int = 0
+    stages: int = 0
+    smem_bytes: int = 0
+    splits: int | None = None
+    shares: Shares | None = None
+
+    @property
+    def threads(self) -> int:
+        """Of a thread block."""
+        return LANES * self.warps
+
+
+def forward_launches(host, call, arch: int, kernel_head_dim: int) -> tuple[Launch, ...]:
+    """Of `flash_fwd`. ``host`` is the module `_host`, ``call`` its PlannedCall."""
+    plan = host.plan_forward(call, arch, kernel_head_dim)
+    describe = _Attention(host, "flash_fwd_kernel", arch, kernel_head_dim)
+    return (describe(host.Role.prefill, plan, (plan.tiles, 1, 1), splits=1),)
+
+
+def splitkv_launches(host, call, plan, arch: int, kernel_head_dim: int) -> tuple[Launch, ...]:
+    """Of the attention of `flash_fwd_splitkv`, in the order in which they start; ``plan`` is a
+    SplitkvPlan of _host."""
+    launches = []
+    describe = _Attention(host, "flash_fwd_splitkv_kernel", arch, kernel_head_dim)
+    if plan.may_decode and plan.shares > 0:
+        keys = host.tile_shape(arch, plan.decode_role, kernel_head_dim).n
+        work = host.decode_work(call, plan, keys)
+        shares = Shares(work.tiles, work.key_blocks, work.share, work.busy, work.cut)
+        grid = (plan.shares, 1, 1)
+        launches.append(describe(plan.decode_role, plan.decode, grid, shares=shares))
+    elif plan.may_decode:
+        grid = (plan.decode.tiles, plan.splits, 1)
+        launches.append(describe(plan.decode_role, plan.decode, grid, splits=plan.splits))
+    if plan.may_chunk:
+        grid = (plan.chunk.tiles, plan.chunk_splits, 1)
+        launches.append(describe(host.Role.chunk, plan.chunk, grid, splits=plan.chunk_splits))
+    return tuple(launches)
+
+
+def append_launches(new_heads: int, rotated_heads: int, head_dim: int) -> tuple[Launch, ...]:
+    """Of the new tokens' heads that are written, and the queries' heads that are rotated."""
+    blocks = _ceil((new_heads + rotated_heads) * (head_dim // APPEND_ELEMENTS), APPEND_THREADS)
+    if blocks == 0:
+        return ()
+    return (Launch("append_kv_kernel", "append", (blocks, 1, 1), APPEND_THREADS // LANES),)
+
+
+def merge_launches(plan, seqlen_q: int, head_dim: int) -> tuple[Launch, ...]:
+    """Of the merge of partial results, if the SplitkvPlan has any."""
+    slices = _ceil(head_dim, LANES)
+    if plan.splits > 1:
+        grid = (_ceil(plan.rows * slices, COMBINE_WARPS), 1, 1)
+        return (Launch("flash_fwd_splitkv_combine_kernel", "merge", grid, COMBINE_WARPS),)
+    if not plan.merges:
+        return ()
+    blocks = sum(
+        cuts.entries * _blocks_of_cut_tile(cuts, tiles, seqlen_q)
+        for cuts, tiles in ((plan.decode_cuts, plan.decode), (plan.chunk_cuts, plan.chunk))
+    )
+    grid = (blocks, slices, 1)
+    return (Launch("flash_fwd_splitkv_combine_cuts_kernel", "merge", grid, CUTS_WARPS),)
+
+
+class _Attention:
+    """Describes launches of one attention kernel."""
+
+    def __init__(self, host, kernel: str, arch: int, kernel_head_dim: int):
+        self.host, self.kernel, self.arch, self.head_dim = host, kernel, arch, kernel_head_dim
+
+    def __call__(self, role, tiles, grid, splits=None, shares=None) -> Launch:
+        """``tiles``: a ForwardPlan of _host."""
+        tile = self.host.tile_shape(self.arch, role, self.head_dim)
+        return Launch(
+            kernel=self.kernel,
+            role=role.name.replace("_", " "),
+            grid=grid,
+            warps=tile.warps,
+            tile=(tile.m, tile.n),
+            packed_heads=tiles.pack,
+            stages=tile.stages,
+            smem_bytes=self.host.smem_bytes(self.arch, role, self.head_dim),
+            splits=splits,
+            shares=shares,
+        )
+
+
+def _blocks_of_cut_tile(cuts, tiles, seqlen_q: int) -> int:
+    rows = tiles.pack * min(tiles.tile_tokens, max(seqlen_q, 1))
+    return max(1, _ceil(min(rows, cuts.rows), CUTS_ROWS))
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
