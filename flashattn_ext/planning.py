@@ -117,7 +117,7 @@ def plan(
             `rotary_cos`.
         num_splits, split_size: as in `flash_fwd_splitkv`.
         gpu: "H200", "H100", "H100 PCIe", "A100", "A100 40GB", "L4", "RTX 4090", "RTX 3090", or a
-            `flashattn_ext.planning.Gpu`; default: torch's current GPU, or "H200" where there is none.
+            `flashattn_ext.planning.Gpu`; default: torch's current GPU, "H200" where there is none.
 
     Returns:
         A `flashattn_ext.planning.Plan`. A build without CUDA kernels plans for those that a build
