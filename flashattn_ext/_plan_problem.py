@@ -12,6 +12,7 @@ from . import _checks, _splitkv_checks
 from ._score_checks import is_int
 
 _MOST = 2**31 - 1
+_MOST_SEQUENCES = 2**20  # each is looked at
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,9 @@ def problem_of(
 ) -> Problem:  # fmt: skip
     """Raises ValueError or NotImplementedError for what only `plan` takes; see `check_call`."""
     heads_kv = heads if heads_kv is None else heads_kv
+    _check_count("batch", batch, _MOST_SEQUENCES)
     for name, value in (
-        ("batch", batch), ("heads", heads), ("heads_kv", heads_kv), ("head_dim", head_dim),
+        ("heads", heads), ("heads_kv", heads_kv), ("head_dim", head_dim),
         ("new_tokens", new_tokens), ("rotary_dim", rotary_dim),
     ):  # fmt: skip
         _check_count(name, value)
@@ -141,9 +143,9 @@ def _check_splitkv(p: Problem, operands: _Operands, causal, window_size) -> tupl
     return score[2:4]
 
 
-def _check_count(name: str, value) -> None:
-    if not is_int(value) or not 0 <= value <= _MOST:
-        raise ValueError(f"{name}: expected an int from 0 to {_MOST}, got {value!r}")
+def _check_count(name: str, value, most: int = _MOST) -> None:
+    if not is_int(value) or not 0 <= value <= most:
+        raise ValueError(f"{name}: expected an int from 0 to {most}, got {value!r}")
 
 
 def _lengths(name: str, lengths, batch: int) -> tuple[int, ...]:
