@@ -440,5 +440,5 @@ def test_switching_by_import():
 
 
 def test_is_part_of_the_wheel():
-    packages = re.search(r"^packages = \[(.*)\]$", PYPROJECT.read_text(), re.MULTILINE)
-    assert '"flashattn_ext.flash_attn_interface"' in packages[1].split(", ")
+    packages = re.search(r"^packages = \[(.*?)\]$", PYPROJECT.read_text(), re.MULTILINE | re.DOTALL)
+    assert '"flashattn_ext.flash_attn_interface"' in packages[1]
