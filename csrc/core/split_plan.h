@@ -43,7 +43,8 @@ inline SplitPlan plan_chunk_splits(int capacity, int64_t tiles, int multiprocess
   return {splits > 1 ? static_cast<int>(splits < kMaxSplits ? splits : kMaxSplits) : 1, 0, kMinChunkKeys};
 }
 
-// Automatic splits: as many as give every multiprocessor kWaves thread blocks, and in any case so many
+// What the caller asks for. Automatic splits, which the CPU backend takes from here (a GPU shares a list of work out,
+// core/work_list.h): as many as give every multiprocessor kWaves thread blocks, and in any case so many
 // that no thread block has more than kMaxKeys keys, or one long sequence would outlast the batch.
 // A short sequence uses only as many of them as have kMinKeys keys. Bounded by kMaxPartialBytes.
 inline SplitPlan plan_splits(FlashSplitkvParams const& params, int multiprocessors, int64_t tiles) {

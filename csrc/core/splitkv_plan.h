@@ -48,8 +48,8 @@ FA_HD WorkTile decode_tile_of(Shape const& shape, int64_t index) {
   return {static_cast<int>(index % shape.batch), static_cast<int>(index / shape.batch), 0};
 }
 
-// Sequences whose query rows fit one decode tile are decoded, the others are chunks. This depends on
-// the sequence alone, so its bits do not depend on the batch that it is in.
+// Sequences whose query rows fit one decode tile are decoded, the others are chunks. Where the call's decode role
+// does not follow the longest sequence (see plan_splitkv), this depends on the sequence alone.
 FA_HD bool is_decoded(SequenceInfo const& seq, ForwardPlan const& decode) {
   return seq.len_q <= decode.tile_tokens;
 }
@@ -89,8 +89,8 @@ inline SplitkvPlan plan_splitkv(FlashSplitkvParams const& params, int arch, int 
   Shape const& shape = fwd.shape;
   SplitkvPlan plan;
   int const group = shape.heads_kv > 0 ? shape.heads / shape.heads_kv : 1;
-  // With splits of a given size, bits must not depend on what the longest sequence of the batch is.
-  bool const any_role = params.split.split_size == 0;
+  // Without splits, or with splits of a given size, bits must not depend on the longest sequence of the batch.
+  bool const any_role = params.split.split_size == 0 && params.split.num_splits != 1;
   plan.decode_role = decode_role(group, any_role ? int64_t(shape.seqlen_q) * group : 0);
   TileShape const decode = tile_shape(arch, plan.decode_role, kernel_head_dim);
   TileShape const chunk = tile_shape(arch, Role::kChunk, kernel_head_dim);
@@ -100,9 +100,9 @@ inline SplitkvPlan plan_splitkv(FlashSplitkvParams const& params, int arch, int 
   plan.packs_of_group = plan.decode.group.divisor() / pack;
   plan.chunk = plan_forward(shape, fwd.lengths, chunk);
   bool const packed = fwd.lengths.cu_seqlens_q != nullptr;
-  plan.may_chunk = shape.seqlen_q > plan.decode.tile_tokens;
-  plan.may_decode = packed || !plan.may_chunk;
   plan.rows = query_rows(fwd) * shape.heads;
+  plan.may_chunk = plan.rows > 0 && shape.seqlen_q > plan.decode.tile_tokens;
+  plan.may_decode = plan.rows > 0 && (packed || !plan.may_chunk);
   plan.page_size = FastDivisor(params.cache.page_size > 0 ? params.cache.page_size : 1);
 
   WorkspacePieces pieces(params.workspace);

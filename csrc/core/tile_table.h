@@ -44,9 +44,9 @@ constexpr int smem_of_multiprocessor(int arch) {
 // keys. The output reuses the rest.
 constexpr int smem_bytes(TileShape tile, int head_dim) {
   int const states = tile.key_warps > 1 ? 8 * tile.key_warps * tile.m : 8;
-  int const parts = 120 * (tile.stages + 1);
+  int const parts = 120 * tile.stages;
   int const rows = tile.n <= 64 ? 32 * tile.n : 0;
-  return 2 * head_dim * (tile.m + 2 * tile.stages * tile.n) + states + parts + rows + 128;
+  return 2 * head_dim * (tile.m + 2 * tile.stages * tile.n) + states + parts + rows + 256;
 }
 
 // Measured on an H200 (2026-11-29, docs/tuning.md). 32 query rows per warp halve the traffic of keys

@@ -38,11 +38,14 @@ struct TileDivisors {
   FA_HD TileDivisors() : tokens(1), head(1), sequence(1) {}
   FA_HD TileDivisors(Shape const& shape, Lengths const& lengths, int tile_tokens)
       : tokens(tile_tokens),
-        head(at_least_one(tiles_per_head(shape, lengths, tile_tokens))),
-        sequence(at_least_one(ceil_div(shape.seqlen_q, tile_tokens))) {}
+        head(divisor_of(tiles_per_head(shape, lengths, tile_tokens))),
+        sequence(divisor_of(ceil_div(shape.seqlen_q, tile_tokens))) {}
 
  private:
-  FA_HD static int at_least_one(int64_t count) { return count > 1 ? static_cast<int>(count) : 1; }
+  // A grid of more tiles than an int holds is refused (check_grid), after it was planned.
+  FA_HD static int divisor_of(int64_t count) {
+    return count < 1 ? 1 : (count < INT32_MAX ? static_cast<int>(count) : INT32_MAX);
+  }
 };
 
 // Clamped like the rows themselves, so that no content of cu_seqlens_q makes m_block overflow.

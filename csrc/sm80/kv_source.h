@@ -63,7 +63,8 @@ class CacheKv {
  public:
   using Element = typename Traits::Element;
 
-  // Elements before the row in k and in v; negative where there is no such row.
+  // Elements before the row in k and in v, or kNoRow.
+  static constexpr int64_t kNoRow = INT64_MIN;
   struct RowOffsets {
     int64_t k;
     int64_t v;
@@ -125,12 +126,12 @@ class CacheKv {
     if (threadIdx.x >= Traits::kBlockN) { return; }
     int const key = block * Traits::kBlockN + threadIdx.x;
     bool const is_seen = part_->keys.has(key);
-    RowOffsets offsets{-1, -1};
+    RowOffsets offsets{kNoRow, kNoRow};
     if (is_seen) {
       CacheSlot const at = slot_in_page(params_.cache, page_size_, page_, part_->tile.seq.k_begin + key);
       if (at.index >= 0) { offsets = {offset(params_.fwd.k, at), offset(params_.fwd.v, at)}; }
     }
-    met_hole_ = __any_sync(0xffffffff, is_seen && offsets.k < 0);
+    met_hole_ = __any_sync(0xffffffff, is_seen && offsets.k == kNoRow);
     storage_.rows[block & 1][threadIdx.x] = offsets;
   }
 
@@ -143,7 +144,7 @@ class CacheKv {
     auto const* const base = static_cast<Element const*>(t.data);
     KvCopy<Traits>{}.load_async(smem, params_.fwd.shape.head_dim, [&](int row) {
       int64_t const offset = offset_of(row);
-      return Row<Element const>{base + offset, offset >= 0};
+      return Row<Element const>{base + offset, offset != kNoRow};
     });
   }
 

@@ -14,7 +14,6 @@ struct SplitkvStorage {
   typename Traits::SharedStorage tiles;
   typename CacheKv<Traits>::Storage source;
   typename WorkSearch<Traits::kThreads>::Storage search;
-  static_assert(sizeof(tiles) + sizeof(source) + sizeof(search) <= smem_bytes(Traits::kTile, Traits::kHeadDim));
 };
 
 // The decode kernel and the chunk kernel of a call run side by side, and the merge waits for both: it waits
@@ -39,6 +38,8 @@ template <DType kDType, int kHeadDim, int kArch, Role kRole>
 void launch_role(FlashSplitkvParams const& params, SplitkvPlan const& plan, dim3 grid, bool overlap,
                  cudaStream_t stream) {
   using Traits = ForwardTraits<kDType, kHeadDim, kArch, kRole>;
+  static_assert(sizeof(SplitkvStorage<Traits>) <= smem_bytes(Traits::kTile, kHeadDim));
+  static_assert(sizeof(SplitkvStorage<Traits>) <= smem_limit(kArch));
   launch("flash_fwd_splitkv", flash_fwd_splitkv_kernel<Traits, kRole>, grid, Traits::kThreads,
          sizeof(SplitkvStorage<Traits>), stream, kArch >= 90 && overlap, params, plan);
 }

@@ -82,8 +82,8 @@ struct ForwardTraits {
     float sum;
   };
 
-  // Loads are kStages blocks ahead at the most, and each may belong to a part of its own.
-  static constexpr int kParts = kStages + 1;
+  // The block that is computed and those that are being loaded may each belong to a part of its own.
+  static constexpr int kParts = kStages;
 
   struct Stage {
     alignas(128) Element k[kBlockN * kHeadDim];

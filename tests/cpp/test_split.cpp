@@ -198,6 +198,16 @@ TEST(SplitkvPlan, AutomaticWorkspaceIsBounded) {
   }
 }
 
+// New tokens without queries: nothing but the append runs, and it needs no workspace.
+TEST(SplitkvPlan, NoQueriesNeedNothing) {
+  for (int heads : {0, 8}) {
+    FlashSplitkvParams const params = call(2, heads, 2, 128, heads == 0 ? 1 : 0, 4096);
+    SplitkvPlan const plan = flashattn::plan_splitkv(params, 90, 128, 132);
+    EXPECT_EQ(plan.workspace_bytes, 0u);
+    EXPECT_FALSE(plan.may_decode || plan.may_chunk || plan.merges());
+  }
+}
+
 // Nothing can be cut where a tile has one key block, and then there is nothing to merge.
 TEST(SplitkvPlan, OneBlockNeedsNoMerge) {
   for (int capacity : {0, 1, 64}) {
@@ -209,12 +219,15 @@ TEST(SplitkvPlan, OneBlockNeedsNoMerge) {
   EXPECT_TRUE(flashattn::plan_splitkv(call(3, 8, 2, 128, 1, 65), 90, 128, 132).merges());
 }
 
-// Splits of a given size: the kernel of a sequence must not depend on how long others of the batch are.
-TEST(SplitkvPlan, GivenSizesKeepTheRole) {
+// No splits, or splits of a given size: the kernel of a sequence must not depend on how long others of the
+// batch are.
+TEST(SplitkvPlan, FixedSplitsKeepTheRole) {
   for (int seqlen_q : {1, 5, 8, 100}) {
-    FlashSplitkvParams params = call(3, 8, 2, 128, seqlen_q, 4096);
-    params.split.split_size = 256;
-    EXPECT_EQ(flashattn::plan_splitkv(params, 90, 128, 132).decode_role, Role::kDecode);
+    for (flashattn::Split split : {flashattn::Split{.split_size = 256}, flashattn::Split{.num_splits = 1}}) {
+      FlashSplitkvParams params = call(3, 8, 2, 128, seqlen_q, 4096);
+      params.split = split;
+      EXPECT_EQ(flashattn::plan_splitkv(params, 90, 128, 132).decode_role, Role::kDecode);
+    }
   }
   FlashSplitkvParams const params = call(3, 8, 2, 128, 8, 4096);
   EXPECT_EQ(flashattn::plan_splitkv(params, 90, 128, 132).decode_role, Role::kWideDecode);

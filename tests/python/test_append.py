@@ -233,3 +233,24 @@ def test_no_new_tokens_is_no_append(device):
     call = dense_cache(1, 40, 5).build(device)
     empty = torch.empty(2, 0, 2, 64, dtype=call.q.dtype, device=device)
     call.compare(*call.run(k_new=empty, v_new=empty))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_new_tokens_without_queries(packed, device):
+    """Nobody asks anything: the call appends, whatever the capacity is."""
+    k, v = (torch.zeros(2, 4096, 2, 64, dtype=torch.float16, device=device) for _ in range(2))
+    k_new, v_new = (torch.randn(2, 3, 2, 64, device=device).half() for _ in range(2))
+    lengths = torch.tensor([5, 4000], dtype=torch.int32, device=device)
+    options = {"cache_seqlens": lengths, "k_new": k_new, "v_new": v_new, "return_lse": True}
+    if packed:
+        starts = torch.zeros(3, dtype=torch.int32, device=device)
+        q = torch.empty(0, 8, 64, dtype=torch.float16, device=device)
+        options |= {"cu_seqlens_q": starts, "max_seqlen_q": 0}
+    else:
+        q = torch.empty(2, 0, 8, 64, dtype=torch.float16, device=device)
+    out, lse = flashattn_ext.flash_fwd_splitkv(q, k, v, **options)
+    assert out.shape == q.shape and lse.numel() == 0
+    for n, begin in enumerate((5, 4000)):
+        assert torch.equal(k[n, begin : begin + 3], k_new[n])
+        assert torch.equal(v[n, begin : begin + 3], v_new[n])
+    assert k.count_nonzero() == k_new.count_nonzero()

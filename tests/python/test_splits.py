@@ -115,20 +115,24 @@ def test_c107_bits_do_not_depend_on_batch_mates_capacity_or_pages(mates, fixed, 
 
 
 @pytest.mark.parametrize("fixed", FIXED, ids=str)
-def test_c107_bits_do_not_depend_on_a_prefill_in_the_batch(fixed, device):
-    """One query token beside chunks of many."""
+@pytest.mark.parametrize("mates", [(129, 70), (8, 5)], ids=str)
+def test_c107_bits_do_not_depend_on_a_prefill_in_the_batch(mates, fixed, device):
+    """One query token beside chunks of many, or of a few, which have a kernel of their own."""
     fixed = {"num_splits": 0, **fixed}
     one = dense_cache(1, 300, heads=(8, 2)).build(device)
     out, lse = one.run(**fixed)
-    call = packed_cache((129, 400), (1, 300), (70, 90), heads=(8, 2), tail=0).build(device)
+    lengths = ((mates[0], 400), (1, 300), (mates[1], 90))
+    call = packed_cache(*lengths, heads=(8, 2), tail=0).build(device)
     move(one, 0, call, 1)
     got, got_lse = list(call.per_sequence(*call.run(**fixed)))[1]
     assert torch.equal(got, out[0]) and torch.equal(got_lse, lse[0])
 
 
 @pytest.mark.parametrize("slack", [1, 100, 100_000])
-def test_result_does_not_depend_on_max_seqlen_q(slack, device):
-    call = packed_cache((1, 300), (9, 70), (40, 64), page=16, causal=True, tail=0).build(device)
+@pytest.mark.parametrize("lengths", [((1, 300), (9, 70), (40, 64)), ((1, 300), (8, 70))], ids=str)
+def test_result_does_not_depend_on_max_seqlen_q(lengths, slack, device):
+    case = packed_cache(*lengths, heads=(8, 2), page=16, causal=True, tail=0)
+    call = case.build(device)
     first = call.run(num_splits=1)
     bound = call.options["max_seqlen_q"] + slack
     for a, b in zip(first, call.run(num_splits=1, max_seqlen_q=bound), strict=True):
