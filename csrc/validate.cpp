@@ -147,7 +147,10 @@ void check_append(FlashSplitkvParams const& p) {
   check_range("append.max_position", append.max_position, 1, INT32_MAX);
   if (p.cache.seqlens == nullptr) {
     bool const one_after_the_other = p.fwd.window.left >= 0 || p.fwd.window.right >= 0;
-    int const queries = one_after_the_other ? p.fwd.shape.seqlen_q : (p.fwd.shape.seqlen_q > 0 ? 1 : 0);
+    // How many queries a packed sequence has is known on the device only.
+    bool const packed = p.fwd.lengths.cu_seqlens_q != nullptr;
+    int const bound = packed ? 0 : p.fwd.shape.seqlen_q;
+    int const queries = one_after_the_other ? bound : (bound > 0 ? 1 : 0);
     int64_t const tokens = append.seqlen > queries ? append.seqlen : queries;
     check_range("cache.seqlen + the larger of new tokens and queries", p.cache.seqlen + tokens, 0,
                 append.max_position);

@@ -32,7 +32,7 @@ class PagedCache:
 
     def extend(self, sequence, tokens):
         """Takes pages for this many more tokens of a sequence, new or known."""
-        table = self.tables.setdefault(sequence, [])
+        table = self.tables.get(sequence, [])
         length = self.lengths.get(sequence, 0) + tokens
         missing = -(-length // self.page) - len(table)
         if missing > len(self.free):
@@ -41,6 +41,7 @@ class PagedCache:
                 f"{len(self.free)} are free"
             )
         table.extend(self.free.pop() for _ in range(missing))
+        self.tables[sequence] = table
         self.lengths[sequence] = length
         used = self.k.shape[1] - len(self.free)
         self.most_used = max(self.most_used, used)

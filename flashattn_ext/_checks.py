@@ -7,6 +7,7 @@ that finds out what is wrong, or that nothing is (`_tensor_checks.py`).
 
 from . import _lengths
 from ._operand_checks import (
+    check_32_bits,
     check_key_heads,
     check_lse_out,
     check_queries,
@@ -66,6 +67,7 @@ def check_op(
     """The same for the arguments of the operators, whose head dim is not padded."""
     packed = cu_seqlens_q is not None or cu_seqlens_k is not None
     check_tensors(q, k, v)
+    check_32_bits(q=q, k=k, v=v)
     head_dim = _check_operands(q, k, v, packed)
     if head_dim % 8:
         raise ValueError(f"q: expected a head dim that is a multiple of 8, got {head_dim}")

@@ -25,6 +25,14 @@ def check_tensors(q, k, v, k_name="k", v_name="v"):
             check_strided(name, tensor)
 
 
+def check_32_bits(**tensors):
+    """Sizes as the operators take them. For tensors without memory, which no operator sees."""
+    for name, tensor in tensors.items():
+        for size in tensor.shape:
+            if type(size) is int and size > 2**31 - 1:
+                raise ValueError(f"{name}: expected a number of 32 bits, got {size}")
+
+
 def check_queries(shape, packed):
     """Rank, heads, rows and head dim. Returns the head dim."""
     if len(shape) != (3 if packed else 4):

@@ -13,6 +13,7 @@ from ._score_checks import is_int
 
 _MOST = 2**31 - 1
 _MOST_SEQUENCES = 2**20  # each is looked at
+_MOST_HEADS = 2**24  # so is each head over a cache
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,9 @@ def problem_of(
         ("new_tokens", new_tokens), ("rotary_dim", rotary_dim),
     ):  # fmt: skip
         _check_count(name, value)
+    if cache is not None and batch * heads > _MOST_HEADS:
+        total = batch * heads
+        raise ValueError(f"batch, heads: expected at most {_MOST_HEADS} in all, got {total}")
     queries, keys = _lengths("seqlen_q", seqlen_q, batch), _lengths("seqlen_k", seqlen_k, batch)
     packed = not is_int(seqlen_q)
     bound = max(queries, default=0) if packed else int(seqlen_q)

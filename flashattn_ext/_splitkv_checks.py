@@ -5,6 +5,7 @@ from torch import Tensor
 
 from . import _append_checks, _lengths
 from ._operand_checks import (
+    check_32_bits,
     check_key_heads,
     check_lse_out,
     check_queries,
@@ -95,6 +96,7 @@ def check_op(
 ):  # fmt: skip
     """The same for the operators; ``append`` is what those with new tokens have behind the rest."""
     check_tensors(q, k_cache, v_cache, "k_cache", "v_cache")
+    check_32_bits(q=q, k_cache=k_cache, v_cache=v_cache)
     batch, capacity = _check_cache(
         q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q, cache_batch_idx,
         cache_leftpad,

@@ -100,7 +100,7 @@ def plan(
     and how the work is shared out.
 
     Args:
-        batch: sequences, here at most 2**20.
+        batch: sequences, here at most 2**20; over a cache batch * heads is at most 2**24.
         heads, heads_kv: query heads, and key/value heads (default: as many).
         head_dim: of q, k and v.
         seqlen_q: queries of each sequence. An int: dense, ``q (b, sq, h, d)``. A list of ``b``

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from .._tensor_checks import require_tensor
 from ..splitkv import flash_fwd_splitkv
 
 
@@ -68,6 +69,9 @@ def unified_attention(
             outputs, ``qq_bias``, ``mm_prefix_range``, ``use_alibi_sqrt``, ``chunk_lookback``.
         ValueError: as `flash_fwd_splitkv` does.
     """
+    needed = {"q": q, "k": k, "v": v, "out": out, "cu_seqlens_q": cu_seqlens_q}
+    for name, tensor in {**needed, "seqused_k": seqused_k, "block_table": block_table}.items():
+        require_tensor(name, tensor)
     del max_seqlen_k, seq_threshold_3D, num_par_softmax_segments
     del softmax_segm_output, softmax_segm_max, softmax_segm_expsum
     _refuse_quantised(q, k, v, q_descale, output_scale, kv_quant_mode, k_scale_cache, v_scale_cache)

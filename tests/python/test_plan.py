@@ -48,7 +48,7 @@ def test_decode_by_hand():
     made = planned()
     # 3 stages of 64 keys fit twice into the 228 KiB of a multiprocessor: 2 * 132 shares of
     # 64 sequences * 8 heads * 128 blocks of 64 keys.
-    smem = 2 * 128 * (16 + 2 * 3 * 64) + 8 * 4 * 16 + 120 * 4 + 32 * 64 + 128
+    smem = 2 * 128 * (16 + 2 * 3 * 64) + 8 * 4 * 16 + 120 * 3 + 32 * 64 + 256
     assert made.launches == (
         Launch(
             "flash_fwd_splitkv_kernel", "decode", (264, 1, 1), 4, (16, 64), 4, 3, smem, None,
@@ -295,6 +295,7 @@ def test_nothing_to_do(base, nothing):
         (PREFILL, {"seqlen_k": [-1]}, "seqlen_k: expected an int from 0"),
         (PREFILL, {"seqlen_q": 2**30 + 1}, r"q: expected at most 2\*\*30 rows"),
         (PREFILL, {"head_dim": 2**31 - 1, "heads": 2**31 - 1}, "no tensor can be that large"),
+        (DECODE, {"batch": 2**20, "heads": 64}, "batch, heads: expected at most 16777216 in all"),
         (PREFILL, {"window_size": (-2, 0)}, "window_size: expected two ints"),
         (PREFILL, {"causal": 1}, "causal: expected True or False, got 1"),
         (PREFILL, {"dtype": "bfloat16"}, "dtype: expected torch.float16 or torch.bfloat16"),
@@ -458,3 +459,10 @@ def test_a_gpu_runs_what_was_planned(seqlen_q, options, tmp_path, monkeypatch):
     run()
     peak = torch.cuda.memory_stats()["requested_bytes.all.peak"]
     assert peak - before == made.workspace_bytes
+
+
+@pytest.mark.parametrize("cache", [None, 16])
+def test_more_tiles_than_a_grid_holds(cache):
+    with pytest.raises(NotImplementedError, match="thread blocks, the grid holds"):
+        plan(batch=2**20, heads=8, heads_kv=2, head_dim=128, seqlen_q=2**20, seqlen_k=100,
+             dtype=torch.bfloat16, cache=cache, gpu="H200")  # fmt: skip

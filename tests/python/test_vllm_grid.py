@@ -183,6 +183,13 @@ def test_refused_by_name(name, value, device):
     assert out.isnan().all()
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v", "out", "cu_seqlens_q", "seqused_k", "block_table"])
+def test_needed_tensors(name, device):
+    call = SMALL.build(device)
+    with pytest.raises(ValueError, match=f"^{name}: expected a torch.Tensor, got None"):
+        unified_attention(**vllm_arguments(call, call.nan_out()) | {name: None})
+
+
 def test_quantised_cache_is_refused(device):
     call = SMALL.build(device)
     arguments = vllm_arguments(call, call.nan_out())
