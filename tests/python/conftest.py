@@ -25,6 +25,14 @@ def anywhere(request):
     return request.param
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _return_memory():
+    """What torch keeps for reuse would be missing to test processes beside this one."""
+    yield
+    if not NO_GPU:
+        torch.cuda.empty_cache()
+
+
 def _runs(item):
     """float32 exists on the CPU only: for a GPU there is no such test, not even a skipped one."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
