@@ -5,7 +5,12 @@ Importing this package never fails and never touches a device. A problem of the 
 sentence with the remedy; ``python -m flashattn_ext.info`` reports it too.
 """
 
+from typing import TYPE_CHECKING
+
 from ._build import BUILD
+
+if TYPE_CHECKING:
+    from .integrations.sdpa import activate_sdpa, restore_sdpa
 
 try:
     import torch  # noqa: F401  before the ops library, which needs torch's libraries loaded
@@ -24,14 +29,25 @@ except Exception as error:  # a broken or an old torch raises all sorts of thing
                 f"({_torch_error}): install torch, then try again."
             )
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+else:
+
+    def __getattr__(name: str):
+        # Adapters load when they are asked for.
+        if name in ("activate_sdpa", "restore_sdpa"):
+            from .integrations import sdpa
+
+            return getattr(sdpa, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [
+    "activate_sdpa",
     "flash_combine",
     "flash_fwd",
     "flash_fwd_splitkv",
     "merge_attention_states",
     "plan",
+    "restore_sdpa",
     "supports",
 ]
 __version__ = BUILD.get("version", "0+unbuilt")
