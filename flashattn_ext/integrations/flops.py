@@ -1,0 +1,127 @@
+"""FLOPs of our operators for `torch.utils.flop_counter.FlopCounterMode`.
+
+    from flashattn_ext.integrations import flops
+    flops.register()
+    with FlopCounterMode() as counter:
+        flashattn_ext.flash_fwd(q, k, v, causal=True)
+
+Counted are the two products, ``4 * h * d`` for every pair of a query and a key that it sees: what
+causal masks and windows hide does not count, nor do the merge of splits and rotary embedding. Head
+dims count as the operator gets them, padded to a multiple of 8. Lengths on a device are read, which
+waits for it; for tensors without memory (fake, meta) upper bounds take their place.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+from .. import _ops
+
+
+def register() -> None:
+    """Makes FlopCounterMode count `flash_fwd` and `flash_fwd_splitkv`. Twice is once.
+
+    Counters made before this call do not know the formulas.
+
+    Raises:
+        RuntimeError: the compiled library is missing or does not load.
+    """
+    if _ops.load_error:
+        raise RuntimeError(_ops.load_error)
+    for name, formula in _FORMULAS.items():
+        operator = getattr(torch.ops.flashattn_ext, name)
+        if operator not in flop_registry:
+            register_flop_formula(operator, get_raw=True)(formula)
+
+
+def _fwd(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, max_seqlen_q, max_seqlen_k,
+    softmax_scale, window_left, window_right, *_others, out_val=None, **_kwargs,
+):  # fmt: skip
+    if cu_seqlens_q is None:
+        lengths_q, lengths_k = [q.shape[1]] * q.shape[0], [k.shape[1]] * q.shape[0]
+    else:
+        lengths_q = _packed(cu_seqlens_q, max_seqlen_q, q.shape[0])
+        lengths_k = _packed(cu_seqlens_k, max_seqlen_k, k.shape[0])
+    if seqused_k is not None:
+        used = _read(seqused_k)
+        if used is not None:
+            lengths_k = [min(n, max(0, m)) for n, m in zip(lengths_k, used, strict=True)]
+    return _flops(q, lengths_q, lengths_k, window_left, window_right)
+
+
+def _fwd_splitkv(
+    q, k_cache, v_cache, cache_seqlens, cache_seqlen, block_table, cu_seqlens_q, max_seqlen_q,
+    cache_batch_idx, cache_leftpad, softmax_scale, window_left, window_right, *_others,
+    new=0, out_val=None, **_kwargs,
+):  # fmt: skip
+    if cu_seqlens_q is None:
+        lengths_q = [q.shape[1]] * q.shape[0]
+    else:
+        lengths_q = _packed(cu_seqlens_q, max_seqlen_q, q.shape[0])
+    capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
+    cached = [cache_seqlen] * len(lengths_q) if cache_seqlens is None else _read(cache_seqlens)
+    if cached is None:
+        cached = [capacity - new] * len(lengths_q)
+    lengths_k = [min(capacity, max(0, n) + new) for n in cached]
+    padding = None if cache_leftpad is None else _read(cache_leftpad)
+    if padding is not None:
+        lengths_k = [max(0, n - max(0, m)) for n, m in zip(lengths_k, padding, strict=True)]
+    return _flops(q, lengths_q, lengths_k, window_left, window_right)
+
+
+def _fwd_splitkv_append(*arguments, out_val=None, **_kwargs):
+    k_new = arguments[_K_NEW]
+    return _fwd_splitkv(*arguments, new=k_new.shape[1])
+
+
+_K_NEW = _ops._ARGUMENTS["fwd_splitkv_append"].index("k_new")
+_FORMULAS = {
+    "fwd": _fwd,
+    "fwd_out": _fwd,
+    "fwd_splitkv": _fwd_splitkv,
+    "fwd_splitkv_out": _fwd_splitkv,
+    "fwd_splitkv_append": _fwd_splitkv_append,
+    "fwd_splitkv_append_out": _fwd_splitkv_append,
+}
+
+
+def _flops(q, lengths_q, lengths_k, left, right):
+    heads, head_dim = q.shape[-2:]
+    pairs = sum(
+        visible_pairs(sq, sk, left, right) for sq, sk in zip(lengths_q, lengths_k, strict=True)
+    )
+    return 4 * heads * head_dim * pairs
+
+
+def visible_pairs(sq: int, sk: int, left: int, right: int) -> int:
+    """Pairs (i, j) with ``-left <= j - (i + sk - sq) <= right``; -1 leaves a side open."""
+    end = sq * sk if right < 0 else _sum_of_clamped(sk - sq + right + 1, sq, sk)
+    begin = 0 if left < 0 else _sum_of_clamped(sk - sq - left, sq, sk)
+    return end - begin
+
+
+def _sum_of_clamped(start, count, limit):
+    """The sum of min(max(x, 0), limit) over the `count` numbers x from `start` on."""
+
+    def below(x):
+        rising = max(0, min(x, limit + 1))
+        return rising * (rising - 1) // 2 + max(0, x - limit - 1) * limit
+
+    return below(start + count) - below(start)
+
+
+def _packed(cu_seqlens, bound, total):
+    """Lengths of packed sequences."""
+    offsets = _read(cu_seqlens)
+    if offsets is None:
+        sequences = cu_seqlens.shape[0] - 1
+        return [min(bound, total) if bound >= 0 else total] * sequences
+    return [max(0, end - start) for start, end in zip(offsets, offsets[1:], strict=False)]
+
+
+def _read(lengths: Tensor) -> list[int] | None:
+    """The values, or None of a tensor without memory."""
+    return lengths.tolist() if type(lengths) is Tensor and not lengths.is_meta else None
