@@ -23,10 +23,13 @@ namespace {
 using Archs = std::integer_sequence<int, FLASHATTN_ARCHS>;        // ascending
 using HeadDims = std::integer_sequence<int, FLASHATTN_HEAD_DIMS>;  // ascending
 
-// The entry points of one instantiation of forward.cu.
+// The entry points of one instantiation of forward.cu and decode.cu.
 struct Kernels {
+  using Splitkv = void (*)(FlashSplitkvParams const&, SplitkvPlan const&, bool overlap, cudaStream_t);
   void (*flash_fwd)(FlashFwdParams const&, cudaStream_t) = nullptr;
-  void (*flash_fwd_splitkv)(FlashSplitkvParams const&, SplitkvPlan const&, cudaStream_t) = nullptr;
+  Splitkv chunk = nullptr;
+  Splitkv decode = nullptr;
+  Splitkv wide_decode = nullptr;
 };
 
 template <int... kNumbers>
@@ -72,7 +75,9 @@ int best_arch(std::integer_sequence<int, kArchs...> archs, int capability) {
 template <DType kDType, int kArch, int kHeadDim>
 constexpr Kernels kernels_of() {
   return {&sm80::launch_flash_fwd<kDType, kHeadDim, kArch>,
-          &sm80::launch_flash_fwd_splitkv<kDType, kHeadDim, kArch>};
+          &sm80::launch_splitkv<kDType, kHeadDim, kArch, Role::kChunk>,
+          &sm80::launch_splitkv<kDType, kHeadDim, kArch, Role::kDecode>,
+          &sm80::launch_splitkv<kDType, kHeadDim, kArch, Role::kWideDecode>};
 }
 
 template <DType kDType, int kArch, int... kHeadDims>
@@ -161,7 +166,11 @@ void cuda_flash_fwd_splitkv(FlashSplitkvParams params, cudaStream_t stream) {
     }
   }
   if (!has_work(params.fwd)) { return; }
-  kernels.flash_fwd_splitkv(params, plan, stream);
+  if (plan.may_decode) {
+    auto const decode = plan.decode_role == Role::kDecode ? kernels.decode : kernels.wide_decode;
+    decode(params, plan, /*overlap=*/false, stream);
+  }
+  if (plan.may_chunk) { kernels.chunk(params, plan, /*overlap=*/plan.may_decode, stream); }
   bool const overlap = arch >= 90;
   if (plan.split.splits > 1) {
     launch_combine(combine_params(params.fwd, plan.split.splits, plan.rows, plan.out_partial, plan.lse_partial),

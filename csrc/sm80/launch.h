@@ -8,11 +8,13 @@ typedef struct CUstream_st* cudaStream_t;
 
 namespace flashattn::sm80 {
 
-// One kernel per element type, head dim and architecture; forward.cu instantiates them.
+// One kernel per element type, head dim and architecture; forward.cu and decode.cu instantiate them.
 template <DType kDType, int kHeadDim, int kArch>
 void launch_flash_fwd(FlashFwdParams const& params, cudaStream_t stream);
 
-template <DType kDType, int kHeadDim, int kArch>
-void launch_flash_fwd_splitkv(FlashSplitkvParams const& params, SplitkvPlan const& plan, cudaStream_t stream);
+// The kernel of one role of a call over a cache. `overlap`: the kernel before it on the stream is that of the
+// call's other role, and both may run at the same time.
+template <DType kDType, int kHeadDim, int kArch, Role kRole>
+void launch_splitkv(FlashSplitkvParams const& params, SplitkvPlan const& plan, bool overlap, cudaStream_t stream);
 
 }  // namespace flashattn::sm80

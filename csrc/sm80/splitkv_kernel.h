@@ -35,31 +35,19 @@ __global__ void __launch_bounds__(Traits::kThreads)
 }
 
 template <DType kDType, int kHeadDim, int kArch, Role kRole>
-void launch_role(FlashSplitkvParams const& params, SplitkvPlan const& plan, dim3 grid, bool overlap,
-                 cudaStream_t stream) {
+void launch_splitkv(FlashSplitkvParams const& params, SplitkvPlan const& plan, bool overlap, cudaStream_t stream) {
   using Traits = ForwardTraits<kDType, kHeadDim, kArch, kRole>;
   static_assert(sizeof(SplitkvStorage<Traits>) <= smem_bytes(Traits::kTile, kHeadDim));
   static_assert(sizeof(SplitkvStorage<Traits>) <= smem_limit(kArch));
+  bool const is_chunk = kRole == Role::kChunk;
+  dim3 grid(plan.shares);
+  if (is_chunk || !plan.automatic()) {
+    int64_t const tiles = is_chunk ? plan.chunk.tiles : plan.decode.tiles;
+    check_grid("flash_fwd_splitkv", tiles);
+    grid = dim3(static_cast<unsigned>(tiles), is_chunk ? plan.chunk_split.splits : plan.split.splits);
+  }
   launch("flash_fwd_splitkv", flash_fwd_splitkv_kernel<Traits, kRole>, grid, Traits::kThreads,
          sizeof(SplitkvStorage<Traits>), stream, kArch >= 90 && overlap, params, plan);
-}
-
-template <DType kDType, int kHeadDim, int kArch>
-void launch_flash_fwd_splitkv(FlashSplitkvParams const& params, SplitkvPlan const& plan, cudaStream_t stream) {
-  if (plan.may_decode) {
-    if (!plan.automatic()) { check_grid("flash_fwd_splitkv", plan.decode.tiles); }
-    dim3 const grid = plan.automatic() ? dim3(plan.shares)
-                                       : dim3(static_cast<unsigned>(plan.decode.tiles), plan.split.splits);
-    auto* const launch_decode = plan.decode_role == Role::kDecode
-                                    ? &launch_role<kDType, kHeadDim, kArch, Role::kDecode>
-                                    : &launch_role<kDType, kHeadDim, kArch, Role::kWideDecode>;
-    launch_decode(params, plan, grid, /*overlap=*/false, stream);
-  }
-  if (plan.may_chunk) {
-    check_grid("flash_fwd_splitkv", plan.chunk.tiles);
-    dim3 const grid(static_cast<unsigned>(plan.chunk.tiles), plan.chunk_split.splits);
-    launch_role<kDType, kHeadDim, kArch, Role::kChunk>(params, plan, grid, /*overlap=*/plan.may_decode, stream);
-  }
 }
 
 }  // namespace flashattn::sm80

@@ -1,0 +1,13 @@
+// The kernels with small query tiles. A file of its own beside forward.cu, because a compiler with all four needs
+// 5 GiB of memory.
+#include "sm80/splitkv_kernel.h"
+
+namespace flashattn::sm80 {
+
+template void launch_splitkv<DType::FLASHATTN_DTYPE, FLASHATTN_HEAD_DIM, FLASHATTN_ARCH, Role::kDecode>(
+    FlashSplitkvParams const&, SplitkvPlan const&, bool, cudaStream_t);
+
+template void launch_splitkv<DType::FLASHATTN_DTYPE, FLASHATTN_HEAD_DIM, FLASHATTN_ARCH, Role::kWideDecode>(
+    FlashSplitkvParams const&, SplitkvPlan const&, bool, cudaStream_t);
+
+}  // namespace flashattn::sm80
