@@ -1,55 +1,15 @@
-"""Who computes: flashattn_ext and the kernels beside it, each behind the same three questions.
-
-A backend says why it is not on this machine (`missing`), why it does not take a case (`refuses`),
-and otherwise hands over a `Call`.
-"""
+"""Who computes: flashattn_ext and the kernels beside it, each behind the same three questions."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
 
 from torch import Tensor
 
 import flashattn_ext
 
+from . import peers, sdpa
+from .backend import Backend, Call
 from .cases import Case, Combine
 from .problems import CombineProblem, PrefillProblem, Problem
-
-
-class Call(NamedTuple):
-    """``run(*arguments)`` for arguments out of `rotation`; ``tidy`` brings what it returns into the
-    shape of `reference.expected` and is not part of what is measured."""
-
-    run: Callable
-    rotation: list[tuple]
-    tidy: Callable[..., Tensor]
-
-
-class Backend:
-    """What the others inherit: here, taking everything."""
-
-    name = title = ""
-
-    def missing(self, device: str) -> str:
-        """Why this backend cannot run on `device`, or ""."""
-        return ""
-
-    def refuses(self, case: Case) -> str:
-        """Why it does not take `case`, or ""."""
-        return ""
-
-    def has_no_kernel(self, error: Exception) -> bool:
-        """Whether `error` says no more than that the case is none of this backend's."""
-        return False
-
-    def call(self, problem: Problem) -> Call:
-        raise NotImplementedError
-
-    def context(self) -> AbstractContextManager:
-        """What surrounds all calls, and is not part of what is measured."""
-        return nullcontext()
 
 
 class Ours(Backend):
@@ -109,7 +69,5 @@ class Formula(Backend):
 
 def by_name() -> dict[str, Backend]:
     """All backends, in the order in which results show them."""
-    from . import peers, sdpa
-
     backends = [Ours(), sdpa.Flash(), sdpa.Cudnn(), peers.Fa3(), peers.Triton(), Formula()]
     return {backend.name: backend for backend in backends}

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from . import reference, timing
-from .backends import Backend
+from .backend import Backend
 from .cases import Case, Prefill
 from .grids import Suite
 from .lengths import write_lengths

@@ -12,7 +12,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from .backends import Backend, Call
+from .backend import Backend, Call
 from .cases import Case, Combine, Prefill
 from .problems import CACHE_PAGE, CacheProblem, PrefillProblem, Problem
 

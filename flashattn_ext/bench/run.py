@@ -7,7 +7,8 @@ import sys
 from itertools import groupby
 
 from . import machine, plots, table
-from .backends import Backend, by_name
+from .backend import Backend
+from .backends import by_name
 from .cases import Case
 from .devices import device_of, refuse
 from .files import write_csv, write_json

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from .backends import Backend, Call
+from .backend import Backend, Call
 from .cases import OPEN_WINDOW, Case, Decode, Mixed, Prefill
 from .problems import PrefillProblem, Problem
 

@@ -7,7 +7,7 @@ import statistics
 import textwrap
 from collections import Counter
 
-from .backends import Backend
+from .backend import Backend
 from .measure import Record
 
 WIDTH = 100
