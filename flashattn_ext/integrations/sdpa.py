@@ -5,8 +5,9 @@
     torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     flashattn_ext.restore_sdpa()
 
-`activate_sdpa` puts our forward in the place of these operators of torch, on the CPU and, in a
-build with CUDA kernels, on the GPU:
+`activate_sdpa` puts our forward in the place of these operators of torch, on the CPU, and with
+``activate_sdpa(("cpu", "cuda"))`` on GPUs too. There it has not run yet, compiled training least of
+all, so that it has to be asked for:
 
 * ``aten::_scaled_dot_product_flash_attention`` and ``..._for_cpu``, behind
   ``scaled_dot_product_attention`` where torch chooses its flash kernel. That choice stays torch's:
@@ -28,6 +29,8 @@ recompiling. A packed query without a visible key has log-sum-exp -inf here, +in
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch.nn import attention
@@ -48,30 +51,44 @@ _OPERATORS = {
 _HAS_REGISTRY = hasattr(attention, "restore_flash_attention_impl")
 
 
-def activate_sdpa() -> Activation:
+def activate_sdpa(devices: Sequence[str] = ("cpu",)) -> Activation:
     """Puts our forward behind torch's attention functions, see the module. Twice is once.
 
     In torch's registry it is the implementation "flashattn_ext" and takes the place of another one.
+
+    Args:
+        devices: where, of ``"cpu"`` and ``"cuda"``; a second call does not change it.
 
     Returns:
         A context manager that undoes what this call did; to ignore it is fine.
 
     Raises:
-        RuntimeError: the compiled library is missing or does not load.
+        ValueError: another device.
+        RuntimeError: the compiled library is missing or does not load, or has no CUDA kernels that
+            this torch can call.
     """
     global _replaced
     if _ops.load_error:
         raise RuntimeError(_ops.load_error)
+    keys = _dispatch_keys(devices)
     if _is_active():
         return Activation(False)
     if _HAS_REGISTRY:
         replaced = attention.current_flash_attention_impl()
-        attention.register_flash_attention_impl(NAME, register_fn=_override)
+        attention.register_flash_attention_impl(NAME, register_fn=partial(_override, keys))
         attention.activate_flash_attention_impl(NAME)
         _replaced = replaced
     else:
-        _override()
+        _override(keys)
     return Activation(True)
+
+
+def _dispatch_keys(devices: Sequence[str]) -> list[str]:
+    if isinstance(devices, str) or not set(devices) <= {"cpu", "cuda"}:
+        raise ValueError(f'devices: expected some of "cpu" and "cuda", got {devices!r}')
+    if "cuda" in devices and not (BUILD.get("cuda_archs") and torch.version.cuda):
+        raise RuntimeError('devices: "cuda" needs CUDA kernels in this build and a torch with CUDA')
+    return [device.upper() for device in devices]
 
 
 def restore_sdpa() -> None:
@@ -121,13 +138,10 @@ def _is_active() -> bool:
     return bool(_overrides.libraries)
 
 
-def _override() -> _Overrides:
+def _override(keys: list[str]) -> _Overrides:
     """Called by torch's registry, which calls `remove` of the result to restore."""
     global _overrides, _replaced
-    devices = ["CPU"]
-    if BUILD.get("cuda_archs") and torch.version.cuda is not None:
-        devices.append("CUDA")
-    libraries = {device: torch.library.Library("aten", "IMPL", device) for device in devices}
+    libraries = {key: torch.library.Library("aten", "IMPL", key) for key in keys}
     for name, (make_kernel, served) in _OPERATORS.items():
         if not hasattr(torch.ops.aten, name):
             continue

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from conftest import NO_GPU
 from flashattn_ext.integrations import _sdpa_kernels as kernels
 from flashattn_ext.integrations import sdpa as adapter
 from reference import Rule, Sequence, attend
@@ -23,6 +24,7 @@ except ImportError:
 
 CPU_OPERATOR = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 TYPES = [torch.float32, torch.float16, torch.bfloat16]
+DEVICES = ("cpu",) if NO_GPU else ("cpu", "cuda")
 needs_registry = pytest.mark.skipif(not adapter._HAS_REGISTRY, reason="torch 2.10 cannot restore")
 
 
@@ -82,7 +84,7 @@ def test_as_good_as_torch(causal, sizes, heads, d, dtype, device, served):
     options = {"is_causal": causal, "enable_gqa": heads[0] != heads[1]}
     torchs = scaled_dot_product_attention(q, k, v, **options)
     assert served == []
-    with flashattn_ext.activate_sdpa():
+    with flashattn_ext.activate_sdpa(DEVICES):
         ours = scaled_dot_product_attention(q, k, v, **options)
     # torch's causal mask is not ours where the lengths differ: that one stays torch's.
     assert served == ([] if causal and sizes[0] != sizes[1] else ["flash_fwd"])
@@ -92,7 +94,7 @@ def test_as_good_as_torch(causal, sizes, heads, d, dtype, device, served):
 def test_scale(device, served):
     q, k, v = make(device, torch.bfloat16)
     torchs = scaled_dot_product_attention(q, k, v, scale=0.5)
-    with flashattn_ext.activate_sdpa():
+    with flashattn_ext.activate_sdpa(DEVICES):
         ours = scaled_dot_product_attention(q, k, v, scale=0.5)
     assert served == ["flash_fwd"]
     assert_as_good(ours, torchs, exact(q, k, v, scale=0.5))
@@ -106,7 +108,7 @@ def test_attn_mask_stays_with_torch(kind, device, served):
     if kind == "float":
         mask = torch.zeros(33, 33, dtype=q.dtype, device=device).masked_fill(~mask, -1e4)
     torchs = scaled_dot_product_attention(q, k, v, mask)
-    with flashattn_ext.activate_sdpa():
+    with flashattn_ext.activate_sdpa(DEVICES):
         assert torch.equal(scaled_dot_product_attention(q, k, v, mask), torchs)
     assert served == []
 
@@ -115,7 +117,7 @@ def test_dropout_stays_with_torch(device, served):
     q, k, v = make(device, torch.bfloat16)
     torch.manual_seed(1)
     torchs = scaled_dot_product_attention(q, k, v, dropout_p=0.5)
-    with flashattn_ext.activate_sdpa():
+    with flashattn_ext.activate_sdpa(DEVICES):
         torch.manual_seed(1)
         assert torch.equal(scaled_dot_product_attention(q, k, v, dropout_p=0.5), torchs)
     assert served == []
@@ -124,7 +126,7 @@ def test_dropout_stays_with_torch(device, served):
 def test_float64_stays_with_torch(served):
     q, k, v = make("cpu", torch.float64)
     torchs = scaled_dot_product_attention(q, k, v)
-    with flashattn_ext.activate_sdpa():
+    with flashattn_ext.activate_sdpa(DEVICES):
         assert torch.equal(scaled_dot_product_attention(q, k, v), torchs)
     assert served == []
 
@@ -141,7 +143,7 @@ def gradients(function, tensors):
 def test_one_gradient_is_enough_to_stay_with_torch(leaf, device, served):
     tensors = make(device, torch.bfloat16)
     tensors[leaf].requires_grad_()
-    with flashattn_ext.activate_sdpa():
+    with flashattn_ext.activate_sdpa(DEVICES):
         assert scaled_dot_product_attention(*tensors).requires_grad
         assert served == []
         with torch.no_grad():
@@ -158,7 +160,7 @@ def test_eager_gradients_are_torchs(causal, dtype, device, served):
         return scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     torchs = gradients(function, tensors)
-    with flashattn_ext.activate_sdpa():
+    with flashattn_ext.activate_sdpa(DEVICES):
         ours = gradients(function, tensors)
     assert served == []
     for mine, theirs in zip(ours, torchs, strict=True):
@@ -180,7 +182,7 @@ def test_compiled_gradients(causal, heads, dtype, device, served):
     reference = gradients(function, [t.double() for t in tensors])
     torchs = gradients(function, tensors)
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-    with flashattn_ext.activate_sdpa():
+    with flashattn_ext.activate_sdpa(DEVICES):
         ours = gradients(compiled, tensors)
     assert served == ["flash_fwd"]
     for mine, theirs, best in zip(ours, torchs, reference, strict=True):
@@ -197,7 +199,7 @@ def test_compiled_graphs_follow_without_recompiling(device, served):
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
     torchs = compiled(q, k, v)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        with flashattn_ext.activate_sdpa():
+        with flashattn_ext.activate_sdpa(DEVICES):
             ours = compiled(q, k, v)
             assert served == ["flash_fwd"]
             assert torch.equal(ours, function(q, k, v))
@@ -216,7 +218,7 @@ def test_strides_are_those_that_graphs_count_on(layout, served):
         q = torch.nn.functional.pad(q, (0, 8))[..., :64]
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         promised = CPU_OPERATOR(*map(mode.from_tensor, (q, k, v)))
-    with flashattn_ext.activate_sdpa():
+    with flashattn_ext.activate_sdpa(DEVICES):
         results = CPU_OPERATOR(q, k, v)
     assert served == ["flash_fwd"]
     for result, promise in zip(results, promised, strict=True):
@@ -226,7 +228,7 @@ def test_strides_are_those_that_graphs_count_on(layout, served):
 def test_log_sum_exp_is_torchs(served):
     q, k, v = make("cpu", torch.float32)
     torchs = CPU_OPERATOR(q, k, v, 0.0, True)
-    with flashattn_ext.activate_sdpa():
+    with flashattn_ext.activate_sdpa(DEVICES):
         ours = CPU_OPERATOR(q, k, v, 0.0, True)
     assert served == ["flash_fwd"]
     torch.testing.assert_close(ours[1], torchs[1])
@@ -265,8 +267,8 @@ def test_restore_brings_back_the_tables(served):
     q, k, v = make("cpu", torch.bfloat16)
     before, torchs = dispatch_tables(), scaled_dot_product_attention(q, k, v)
     for _ in range(3):
-        flashattn_ext.activate_sdpa()
-        flashattn_ext.activate_sdpa()
+        flashattn_ext.activate_sdpa(DEVICES)
+        flashattn_ext.activate_sdpa(DEVICES)
         assert dispatch_tables()[0] != before[0]
         flashattn_ext.restore_sdpa()
         assert dispatch_tables() == before
@@ -280,8 +282,8 @@ def test_without_torchs_registry(monkeypatch, served):
     monkeypatch.setattr(adapter, "_HAS_REGISTRY", False)
     q, k, v = make("cpu", torch.bfloat16)
     before = dispatch_tables()
-    with flashattn_ext.activate_sdpa():
-        flashattn_ext.activate_sdpa()
+    with flashattn_ext.activate_sdpa(DEVICES):
+        flashattn_ext.activate_sdpa(DEVICES)
         scaled_dot_product_attention(q, k, v)
     assert served == ["flash_fwd"]
     assert dispatch_tables() == before
@@ -289,8 +291,8 @@ def test_without_torchs_registry(monkeypatch, served):
 
 def test_inner_block_leaves_the_outer_activation():
     before = dispatch_tables()
-    with flashattn_ext.activate_sdpa():
-        with flashattn_ext.activate_sdpa():
+    with flashattn_ext.activate_sdpa(DEVICES):
+        with flashattn_ext.activate_sdpa(DEVICES):
             pass
         assert dispatch_tables() != before
     assert dispatch_tables() == before
@@ -298,7 +300,7 @@ def test_inner_block_leaves_the_outer_activation():
 
 def test_a_block_restores_after_an_error():
     before = dispatch_tables()
-    with pytest.raises(KeyError), flashattn_ext.activate_sdpa():
+    with pytest.raises(KeyError), flashattn_ext.activate_sdpa(DEVICES):
         raise KeyError
     assert dispatch_tables() == before
 
@@ -306,7 +308,7 @@ def test_a_block_restores_after_an_error():
 @needs_registry
 def test_torchs_registry_knows():
     before = dispatch_tables()
-    flashattn_ext.activate_sdpa()
+    flashattn_ext.activate_sdpa(DEVICES)
     assert attention.current_flash_attention_impl() == adapter.NAME
     attention.restore_flash_attention_impl()
     assert dispatch_tables() == before
@@ -331,7 +333,7 @@ def test_another_implementation_comes_back():
     attention.register_flash_attention_impl("another", register_fn=start)
     attention.activate_flash_attention_impl("another")
     try:
-        with flashattn_ext.activate_sdpa():
+        with flashattn_ext.activate_sdpa(DEVICES):
             assert events == ["started", "removed"]
         assert events == ["started", "removed", "started"]
         assert attention.current_flash_attention_impl() == "another"
@@ -343,7 +345,7 @@ def test_a_missing_library_is_said_at_once(monkeypatch):
     monkeypatch.setattr(adapter._ops, "load_error", "not built")
     before = dispatch_tables()
     with pytest.raises(RuntimeError, match="not built"):
-        flashattn_ext.activate_sdpa()
+        flashattn_ext.activate_sdpa(DEVICES)
     assert dispatch_tables() == before
 
 
@@ -403,7 +405,7 @@ def test_varlen(window, heads, dtype, device, served):
     gqa = {"enable_gqa": True} if heads[0] != heads[1] else {}
     options = varlen_options(window, **gqa)
     q, k, v, starts = make_packed(device, dtype, heads)
-    with flashattn_ext.activate_sdpa():
+    with flashattn_ext.activate_sdpa(DEVICES):
         out = varlen_attn(q, k, v, starts, starts, max(LENGTHS), max(LENGTHS), **options)
     assert served == ["flash_fwd"]
     assert_each_sequence(out, q, k, v, starts, window=window)
@@ -415,7 +417,7 @@ def test_varlen_with_used_keys(num_splits, device, served):
     lengths = torch.tensor(used, dtype=torch.int32, device=device)
     options = varlen_options(seqused_k=lengths, **({"num_splits": 1} if num_splits else {}))
     q, k, v, starts = make_packed(device, torch.bfloat16)
-    with flashattn_ext.activate_sdpa():
+    with flashattn_ext.activate_sdpa(DEVICES):
         out = varlen_attn(q, k, v, starts, starts, max(LENGTHS), max(LENGTHS), **options)
     assert served == ["flash_fwd"]
     assert_each_sequence(out, q, k, v, starts, used)
@@ -432,7 +434,7 @@ def test_varlen_over_pages(num_splits, device, served):
     for pool, source in zip(pools, (k, v), strict=True):
         for n, length in enumerate(LENGTHS):
             pool[table[n, 0], :length] = source[starts[n] : starts[n] + length]
-    with flashattn_ext.activate_sdpa():
+    with flashattn_ext.activate_sdpa(DEVICES):
         out = varlen_attn(q, *pools, starts, None, max(LENGTHS), page * columns, **options)
     assert served == ["flash_fwd_splitkv"]
     assert_each_sequence(out, q, k, v, starts)
@@ -444,7 +446,7 @@ def test_varlen_into_a_given_tensor(device, served):
         pytest.skip("this torch has no varlen_attn_out")
     q, k, v, starts = make_packed(device, torch.bfloat16)
     out = torch.full_like(q, torch.nan)
-    with flashattn_ext.activate_sdpa():
+    with flashattn_ext.activate_sdpa(DEVICES):
         varlen.varlen_attn_out(out, q, k, v, starts, starts, max(LENGTHS), max(LENGTHS))
     assert served == ["flash_fwd"]
     assert_each_sequence(out, q, k, v, starts)
@@ -454,7 +456,7 @@ def test_varlen_gradients_stay_with_torch(device, served):
     varlen_options()
     q, k, v, starts = make_packed(device, torch.bfloat16)
     arguments = (q.requires_grad_(), k, v, starts, starts, max(LENGTHS), max(LENGTHS))
-    with flashattn_ext.activate_sdpa():
+    with flashattn_ext.activate_sdpa(DEVICES):
         if device == "cpu":  # where torch has nothing
             with pytest.raises(NotImplementedError, match="gradients"):
                 varlen_attn(*arguments)
@@ -468,7 +470,22 @@ def test_varlen_on_the_cpu_ends_with_restore():
     varlen_options()
     q, k, v, starts = make_packed("cpu", torch.bfloat16)
     arguments = (q, k, v, starts, starts, max(LENGTHS), max(LENGTHS))
-    with flashattn_ext.activate_sdpa():
+    with flashattn_ext.activate_sdpa(DEVICES):
         varlen_attn(*arguments)
     with pytest.raises(NotImplementedError):
         varlen_attn(*arguments)
+
+
+@pytest.mark.parametrize("devices", ["cpu", ("xpu",), ("cpu", "cuda:0")], ids=str)
+def test_other_devices_are_refused(devices):
+    with pytest.raises(ValueError, match='^devices: expected some of "cpu" and "cuda"'):
+        flashattn_ext.activate_sdpa(devices)
+
+
+def test_gpus_have_to_be_asked_for():
+    keys = [adapter._dispatch_keys(devices) for devices in ((), ("cpu",))]
+    assert keys == [[], ["CPU"]]
+    assert inspect.signature(flashattn_ext.activate_sdpa).parameters["devices"].default == ("cpu",)
+    if not adapter.BUILD.get("cuda_archs") or not torch.version.cuda:
+        with pytest.raises(RuntimeError, match='^devices: "cuda" needs'):
+            flashattn_ext.activate_sdpa(("cuda",))
