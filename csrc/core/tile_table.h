@@ -43,7 +43,7 @@ constexpr int smem_of_multiprocessor(int arch) {
 // share it; the parts that the block is at; and where the keys of two blocks of a cache lie, which have up to 64
 // keys. The output reuses the rest.
 constexpr int smem_bytes(TileShape tile, int head_dim) {
-  int const states = tile.key_warps > 1 ? 8 * tile.key_warps * tile.m : 8;
+  int const states = 8 * tile.key_warps * tile.m;
   int const parts = 120 * tile.stages;
   int const rows = tile.n <= 64 ? 32 * tile.n : 0;
   return 2 * head_dim * (tile.m + 2 * tile.stages * tile.n) + states + parts + rows + 256;

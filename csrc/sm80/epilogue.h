@@ -55,23 +55,49 @@ class Epilogue {
 
   // After this the warps that share rows hold parts whose plain sum is the result.
   template <class Acc, class Softmax>
-  CUTE_DEVICE void normalise(Acc& acc, Softmax& softmax, typename Traits::SharedStorage& smem) const {
+  CUTE_DEVICE void normalise(Acc& acc, Softmax const& softmax, typename Traits::SharedStorage& smem) const {
     using namespace cute;
-    if constexpr (Traits::kKeyWarps > 1) { softmax.join_warps(smem.warp_states, coordinates(), Traits::key_warp()); }
     auto const coords = coordinates();
+    softmax.publish(smem.states[Traits::key_warp()], coords);
+    __syncthreads();
+    // One thread a row: its logarithm, its sink and its place in memory are code that need not be there for
+    // each of the rows that a thread holds.
+    for (int row = threadIdx.x; row < Traits::kBlockM; row += Traits::kThreads) {
+      finish_row(smem.states, row, softmax.exponent_scale());
+    }
+    __syncthreads();
     Tensor out = row_column_view(acc);
     CUTE_UNROLL
     for (int i = 0; i < size<0>(out); ++i) {
-      int const row = get<0>(coords(i, 0));
-      float const sink = sink_ && tile_.has_row(row) ? load_sink(params_.score, tile_.head(row)) : -kInfinity;
-      SoftmaxResult const result = softmax.finish(i, sink);
+      float const factor = smem.states[Traits::key_warp()][get<0>(coords(i, 0))].factor();
       CUTE_UNROLL
       for (int col = 0; col < size<1>(out); ++col) {
         // By selection: a row without keys is 0 even where V, which others of the tile see, is not finite.
-        out(i, col) = result.factor == 0.f ? 0.f : out(i, col) * result.factor;
+        out(i, col) = factor == 0.f ? 0.f : out(i, col) * factor;
       }
-      // All threads of a row know the result; the one with column 0 in the first key warp writes.
-      if (Traits::key_warp() == 0 && get<1>(coords(i, 0)) == 0 && tile_.has_row(row)) { store_lse(row, result.lse); }
+    }
+  }
+
+  // Writes the lse of a row, and leaves in its states what takes each warp's accumulator to its part of out.
+  template <class States>
+  CUTE_DEVICE void finish_row(States& states, int row, float exponent_scale) const {
+    float const scale_log2 = exponent_scale * kLog2e;
+    float maximum = states[0][row].maximum, sum = 0.f;
+    CUTE_UNROLL
+    for (int warp = 1; warp < Traits::kKeyWarps; ++warp) { maximum = fmaxf(maximum, states[warp][row].maximum); }
+    float own_factors[Traits::kKeyWarps];
+    CUTE_UNROLL
+    for (int warp = 0; warp < Traits::kKeyWarps; ++warp) {
+      own_factors[warp] = Traits::kKeyWarps == 1 ? 1.f : rescale_factor(states[warp][row].maximum, maximum, scale_log2);
+      sum += states[warp][row].sum * own_factors[warp];
+    }
+    bool const exists = tile_.has_row(row);
+    float const sink = sink_ && exists ? load_sink(params_.score, tile_.head(row)) : -kInfinity;
+    SoftmaxResult const result = finish_softmax(maximum, sum, exponent_scale, sink);
+    if (exists) { store_lse(row, result.lse); }
+    CUTE_UNROLL
+    for (int warp = 0; warp < Traits::kKeyWarps; ++warp) {
+      states[warp][row].set_factor(result.factor * own_factors[warp]);
     }
   }
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cute/tensor.hpp>
-#include <type_traits>
 
 #include "core/online_softmax.h"
 
@@ -32,7 +31,6 @@ class RowSoftmax {
     for (int row = 0; row < kRows; ++row) {
       maximum_[row] = -kInfinity;
       sum_[row] = 0.f;
-      own_factor_[row] = 1.f;
     }
   }
 
@@ -55,40 +53,18 @@ class RowSoftmax {
     for (int row = 0; row < kRows; ++row) { sum_[row] += exponentiate(scores, row); }
   }
 
-  // Once, after the last block. `sink` as in finish_softmax. After join_warps, `factor` takes a
-  // warp's own accumulator to its part of out.
-  CUTE_DEVICE SoftmaxResult finish(int row, float sink) const {
-    SoftmaxResult result = finish_softmax(maximum_[row], quad_sum(sum_[row]), exponent_scale_, sink);
-    result.factor *= own_factor_[row];
-    return result;
-  }
-
-  // For warps that hold the same rows and different keys: gives each the state of all keys.
-  // `coords` are the coordinates of the accumulator, states (key warp, row) lie in shared memory.
+  // Once, after the last block: the state of each row, for whoever finishes it. `states` (row) lies in shared
+  // memory; `coords` are the coordinates of the accumulator.
   template <class States, class Coords>
-  CUTE_DEVICE void join_warps(States& states, Coords const& coords, int key_warp) {
-    constexpr int kWarps = std::extent_v<States, 0>;
+  CUTE_DEVICE void publish(States& states, Coords const& coords) const {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float const sum = quad_sum(sum_[i]);
-      if (threadIdx.x % 4 == 0) { states[key_warp][cute::get<0>(coords(i, 0))] = {maximum_[i], sum}; }
-    }
-    __syncthreads();
-    CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      int const row = cute::get<0>(coords(i, 0));
-      float const own_maximum = maximum_[i];
-      CUTE_UNROLL
-      for (int warp = 0; warp < kWarps; ++warp) { maximum_[i] = fmaxf(maximum_[i], states[warp][row].maximum); }
-      float sum = 0.f;
-      CUTE_UNROLL
-      for (int warp = 0; warp < kWarps; ++warp) {
-        sum += states[warp][row].sum * rescale_factor(states[warp][row].maximum, maximum_[i], scale_log2_);
-      }
-      sum_[i] = threadIdx.x % 4 == 0 ? sum : 0.f;  // finish() adds up the quad
-      own_factor_[i] = rescale_factor(own_maximum, maximum_[i], scale_log2_);
+      if (threadIdx.x % 4 == 0) { states[cute::get<0>(coords(i, 0))] = {maximum_[i], sum}; }
     }
   }
+
+  CUTE_DEVICE float exponent_scale() const { return exponent_scale_; }
 
  private:
   template <class Acc>
@@ -124,8 +100,7 @@ class RowSoftmax {
   float const exponent_scale_;
   float const scale_log2_;
   float maximum_[kRows];
-  float sum_[kRows];         // of this thread's columns
-  float own_factor_[kRows];  // from this warp's maximum to that of all warps of the row
+  float sum_[kRows];  // of this thread's columns
 };
 
 }  // namespace flashattn::sm80

@@ -76,10 +76,14 @@ struct ForwardTraits {
   using LoadMatrix = cute::Copy_Atom<cute::SM75_U32x4_LDSM_N, Element>;
   using LoadMatrixTransposed = cute::Copy_Atom<cute::SM75_U16x8_LDSM_T, Element>;
 
-  // The state of a row's softmax in each of the warps that share it.
-  struct WarpState {
+  // The state of a row's softmax in each of the warps that share it; in the end, what the warp's accumulator is
+  // multiplied with takes the place of the sum.
+  struct RowState {
     float maximum;
     float sum;
+
+    CUTE_DEVICE float factor() const { return sum; }
+    CUTE_DEVICE void set_factor(float factor) { sum = factor; }
   };
 
   // The block that is computed and those that are being loaded may each belong to a part of its own.
@@ -99,7 +103,7 @@ struct ForwardTraits {
   struct SharedStorage {
     alignas(128) Element q[kBlockM * kHeadDim];  // or the output
     Stage stages[kStages];
-    WarpState warp_states[kKeyWarps > 1 ? kKeyWarps : 1][kKeyWarps > 1 ? kBlockM : 1];
+    RowState states[kKeyWarps][kBlockM];
     Part parts[kParts];  // in shared memory, because the main loop needs the registers
   };
   static_assert(sizeof(SharedStorage) <= smem_bytes(kTile, kHeadDim));
