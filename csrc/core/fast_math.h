@@ -1,4 +1,4 @@
-// The three transcendental functions of attention, the same on host and device up to rounding.
+// The functions of attention that are not one operation, the same on host and device up to rounding.
 #pragma once
 
 #include <cmath>
@@ -19,6 +19,17 @@ FA_HD float exp2_fast(float x) {
   return y;
 #else
   return ::exp2f(x);
+#endif
+}
+
+// 1 / x for a normal x, to one unit in the last place. On the GPU one MUFU instruction instead of a subroutine.
+FA_HD float reciprocal_fast(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return 1.f / x;
 #endif
 }
 

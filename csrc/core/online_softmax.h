@@ -42,11 +42,11 @@ struct SoftmaxResult {
 FA_HD SoftmaxResult finish_softmax(float maximum, float sum, float exponent_scale, float sink) {
   if (sum == 0.f) { return {0.f, sink}; }
   float const top = maximum * exponent_scale;
-  if (sink == -kInfinity) { return {1.f / sum, top + ::logf(sum)}; }
+  if (sink == -kInfinity) { return {reciprocal_fast(sum), top + ::logf(sum)}; }
   float const shared = top > sink ? top : sink;
   float const keys = exp2_fast((top - shared) * kLog2e);
   float const total = sum * keys + exp2_fast((sink - shared) * kLog2e);
-  return {keys / total, shared + ::logf(total)};
+  return {keys * reciprocal_fast(total), shared + ::logf(total)};
 }
 
 }  // namespace flashattn

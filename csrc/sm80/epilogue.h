@@ -6,7 +6,6 @@
 
 #include "core/online_softmax.h"
 #include "sm80/fragments.h"
-#include "core/query_tile.h"
 #include "sm80/part.h"
 #include "sm80/tile_copy.h"
 #include "sm80/traits.h"
@@ -29,7 +28,7 @@ class Epilogue {
   using TiledMma = typename Traits::TiledMmaPv;
 
   CUTE_DEVICE Epilogue(FlashFwdParams const& params, Part const& part)
-      : params_(params), tile_(part.tile), partial_(part.output), sink_(part.first) {}
+      : params_(params), part_(part) {}
 
   // `stage` held the last block; nobody needs it any more.
   template <class Acc, class Softmax>
@@ -37,15 +36,17 @@ class Epilogue {
                          typename Traits::Stage& stage) const {
     normalise(acc, softmax, smem);
     if constexpr (Traits::kKeyWarps > 1) {
-      store_sum_of_warps(acc, stage.warp_parts());
-    } else if (partial_.out != nullptr) {
-      store_partial(acc);
+      store_sum_of_warps(acc, smem.rows, stage.warp_parts());
+    } else if (part_.output.out != nullptr) {
+      store_partial(acc, smem.rows);
     } else {
-      store_rounded(acc, smem.q);
+      store_rounded(acc, smem.rows, smem.q);
     }
   }
 
  private:
+  using Rows = QueryRow[Traits::kBlockM];
+
   CUTE_DEVICE static auto coordinates() {
     using namespace cute;
     Tensor const identity =
@@ -62,19 +63,22 @@ class Epilogue {
     __syncthreads();
     // One thread a row: its logarithm, its sink and its place in memory are code that need not be there for
     // each of the rows that a thread holds.
-    for (int row = threadIdx.x; row < Traits::kBlockM; row += Traits::kThreads) {
-      finish_row(smem.states, row, softmax.exponent_scale());
-    }
+    if (threadIdx.x < Traits::kBlockM) { finish_row(smem.states, threadIdx.x, softmax.exponent_scale()); }
     __syncthreads();
+    scale_rows(acc, smem.states[Traits::key_warp()], coords);
+  }
+
+  template <class Acc, class States, class Coords>
+  CUTE_DEVICE static void scale_rows(Acc& acc, States const& states, Coords const& coords) {
+    using namespace cute;
     Tensor out = row_column_view(acc);
     CUTE_UNROLL
     for (int i = 0; i < size<0>(out); ++i) {
-      float const factor = smem.states[Traits::key_warp()][get<0>(coords(i, 0))].factor();
+      float const factor = states[get<0>(coords(i, 0))].factor();
+      // A row without keys is 0 even where V, which others of the tile see, is not finite.
+      if (factor == 0.f) { fill(out(i, _), 0.f); }
       CUTE_UNROLL
-      for (int col = 0; col < size<1>(out); ++col) {
-        // By selection: a row without keys is 0 even where V, which others of the tile see, is not finite.
-        out(i, col) = factor == 0.f ? 0.f : out(i, col) * factor;
-      }
+      for (int col = 0; col < size<1>(out); ++col) { out(i, col) *= factor; }
     }
   }
 
@@ -91,8 +95,9 @@ class Epilogue {
       own_factors[warp] = Traits::kKeyWarps == 1 ? 1.f : rescale_factor(states[warp][row].maximum, maximum, scale_log2);
       sum += states[warp][row].sum * own_factors[warp];
     }
-    bool const exists = tile_.has_row(row);
-    float const sink = sink_ && exists ? load_sink(params_.score, tile_.head(row)) : -kInfinity;
+    bool const exists = part_.tile.has_row(row);
+    // Of several parts only the first one has the sink.
+    float const sink = part_.first && exists ? load_sink(params_.score, part_.tile.head(row)) : -kInfinity;
     SoftmaxResult const result = finish_softmax(maximum, sum, exponent_scale, sink);
     if (exists) { store_lse(row, result.lse); }
     CUTE_UNROLL
@@ -101,22 +106,14 @@ class Epilogue {
     }
   }
 
-  CUTE_DEVICE int64_t row_index(int row) const {
-    return partial_.tile_order ? row : tile_.lse_index(params_.shape, params_.lengths, row);
-  }
-
   CUTE_DEVICE void store_lse(int row, float lse) const {
-    float* const target = partial_.lse != nullptr ? partial_.lse : params_.lse;
-    if (target != nullptr) { target[row_index(row)] = lse; }
-  }
-
-  CUTE_DEVICE float* partial_row(int row) const {
-    return partial_.out + row_index(row) * params_.shape.head_dim;
+    float* const target = part_.output.lse != nullptr ? part_.output.lse : params_.lse;
+    if (target != nullptr) { target[row_index(params_, part_, row)] = lse; }
   }
 
   // Through shared memory, where Q was, so that global memory is written in whole lines.
   template <class Acc>
-  CUTE_DEVICE void store_rounded(Acc const& acc, Element* smem) const {
+  CUTE_DEVICE void store_rounded(Acc const& acc, Rows const& rows, Element* smem) const {
     using namespace cute;
     Tensor const rounded = convert<Element>(acc);
     Tensor const sO = make_tensor(make_smem_ptr(smem), typename Traits::SmemLayoutQ{});
@@ -128,21 +125,22 @@ class Epilogue {
 
     Element* const base = static_cast<Element*>(params_.out.data);
     QueryCopy<Traits>{}.store(smem, params_.shape.head_dim, [&](int row) {
-      return Row<Element>{base + tile_.offset(params_.out, row), tile_.has_row(row)};
+      QueryRow const place = rows[row];
+      return Row<Element>{base + place.out, place.exists()};
     });
   }
 
   // A thread's two neighbouring columns; the four threads of a row fill a 32-byte sector.
   template <class Acc>
-  CUTE_DEVICE void store_partial(Acc const& acc) const {
+  CUTE_DEVICE void store_partial(Acc const& acc, Rows const& rows) const {
     using namespace cute;
     auto const coords = coordinates();
     Tensor const out = row_column_view(acc);
     CUTE_UNROLL
     for (int i = 0; i < size<0>(out); ++i) {
-      int const row = get<0>(coords(i, 0));
-      if (!tile_.has_row(row)) { continue; }
-      float* const target = partial_row(row);
+      QueryRow const place = rows[get<0>(coords(i, 0))];
+      if (!place.exists()) { continue; }
+      float* const target = part_.output.out + place.out;
       CUTE_UNROLL
       for (int col = 0; col < size<1>(out); col += 2) {
         int const column = get<1>(coords(i, col));
@@ -155,7 +153,7 @@ class Epilogue {
 
   // In the order of the warps, so that the same call gives the same bits.
   template <class Acc>
-  CUTE_DEVICE void store_sum_of_warps(Acc const& acc, float* parts) const {
+  CUTE_DEVICE void store_sum_of_warps(Acc const& acc, Rows const& rows, float* parts) const {
     using namespace cute;
     constexpr int kHeadDim = Traits::kHeadDim, kTile = Traits::kBlockM * kHeadDim;
     auto const coords = coordinates();
@@ -173,7 +171,8 @@ class Epilogue {
     Element* const base = static_cast<Element*>(params_.out.data);
     for (int at = threadIdx.x * 4; at < kTile; at += Traits::kThreads * 4) {
       int const row = at / kHeadDim, column = at % kHeadDim;
-      if (!tile_.has_row(row) || column >= params_.shape.head_dim) { continue; }
+      QueryRow const place = rows[row];
+      if (!place.exists() || column >= params_.shape.head_dim) { continue; }
       cutlass::Array<float, 4> sum;
       sum.clear();
       CUTE_UNROLL
@@ -181,20 +180,18 @@ class Epilogue {
         float4 const part = *reinterpret_cast<float4 const*>(parts + warp * kTile + at);
         sum[0] += part.x, sum[1] += part.y, sum[2] += part.z, sum[3] += part.w;
       }
-      if (partial_.out != nullptr) {
-        *reinterpret_cast<float4*>(partial_row(row) + column) = make_float4(sum[0], sum[1], sum[2], sum[3]);
+      if (part_.output.out != nullptr) {
+        *reinterpret_cast<float4*>(part_.output.out + place.out + column) = make_float4(sum[0], sum[1], sum[2], sum[3]);
       } else {
         auto const rounded = cutlass::NumericArrayConverter<Element, float, 4>{}(sum);
-        *reinterpret_cast<uint2*>(base + tile_.offset(params_.out, row) + column) =
+        *reinterpret_cast<uint2*>(base + place.out + column) =
             reinterpret_cast<uint2 const&>(rounded);
       }
     }
   }
 
   FlashFwdParams const& params_;
-  QueryTile const& tile_;
-  PartialOutput const& partial_;
-  bool const sink_;  // of several splits only the first one has it
+  Part const& part_;
 };
 
 }  // namespace flashattn::sm80

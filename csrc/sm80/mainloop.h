@@ -47,8 +47,8 @@ class Mainloop {
   CUTE_DEVICE void run_in_turn(Feed& feed, Finish const& finish) {
     Part const* const part = feed.next_part();
     if (part == nullptr) { return; }
-    start</*kAtOnce=*/false>(*part);
     load_k(feed, 0);
+    start</*kAtOnce=*/false>(*part);
     for (int block = part->end - 1; block >= part->begin; --block) {
       wait_for_block<0>();
       load_v(feed, 0);
@@ -91,7 +91,7 @@ class Mainloop {
       accumulate_pv(scores, stage.v);
       if (block-- == part->begin) {
         finish(*part, acc_, softmax_, stage);
-        if constexpr (Traits::kKeyWarps == 1) { __syncthreads(); }  // out left through the memory of Q
+        __syncthreads();  // out left through the memory of Q, to where `rows` said
         part = nullptr;
       }
     }
@@ -119,7 +119,9 @@ class Mainloop {
   // Asynchronous loads are awaited in order: behind keys that run ahead, queries would wait for them.
   template <bool kAtOnce>
   CUTE_DEVICE void start(Part const& part) {
-    load_queries<Traits, kAtOnce>(params_, part.tile, smem_.q);
+    find_query_rows(params_, part, smem_.rows);
+    __syncthreads();
+    load_queries<kAtOnce>();
     cute::clear(acc_);
     softmax_.reset();
     if constexpr (Traits::kTile.q_in_registers) {
@@ -127,6 +129,21 @@ class Mainloop {
       __syncthreads();
       CUTE_UNROLL
       for (int slice = 0; slice < cute::size<2>(q_); ++slice) { fetch_q(slice); }
+    }
+  }
+
+  template <bool kAtOnce>
+  CUTE_DEVICE void load_queries() {
+    auto const* const q = static_cast<Element const*>(params_.q.data);
+    auto const row_of = [&](int row) {
+      QueryRow const place = smem_.rows[row];
+      return Row<Element const>{q + place.q, place.exists()};
+    };
+    QueryCopy<Traits> const copy;
+    if constexpr (kAtOnce) {
+      copy.load(smem_.q, params_.shape.head_dim, row_of);
+    } else {
+      copy.load_async(smem_.q, params_.shape.head_dim, row_of);
     }
   }
 

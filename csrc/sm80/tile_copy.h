@@ -3,8 +3,6 @@
 
 #include <cute/tensor.hpp>
 
-#include "core/query_tile.h"
-
 namespace flashattn::sm80 {
 
 // A row in global memory. Where it does not exist, `data` may point anywhere.
@@ -16,7 +14,7 @@ struct Row {
 
 // Which 16-byte pieces of a tile this thread moves. Neighbouring threads take neighbouring pieces of
 // a row, so that a row is read in whole lines.
-template <class Traits, int kRows, int kUnroll>
+template <class Traits, int kRows>
 struct TileCopy {
   using Element = typename Traits::Element;
   static constexpr int kVector = 16 / sizeof(Element);
@@ -33,7 +31,7 @@ struct TileCopy {
   // Calls fn(row, column, offset in shared memory) for each piece, with what row_of(row) says.
   template <class RowOf, class Fn>
   CUTE_DEVICE void for_each_piece(RowOf&& row_of, Fn&& fn) const {
-#pragma unroll kUnroll
+    CUTE_UNROLL
     for (int first = 0; first < kRows; first += kRowsPerStep) {
       if (kRows % kRowsPerStep != 0 && first + row >= kRows) { break; }
       auto const source = row_of(first + row);
@@ -78,26 +76,10 @@ struct TileCopy {
   }
 };
 
-// Queries and out are moved once in a tile: there, what counts is little code to fetch.
 template <class Traits>
-using QueryCopy = TileCopy<Traits, Traits::kBlockM, 1>;
+using QueryCopy = TileCopy<Traits, Traits::kBlockM>;
 
 template <class Traits>
-using KvCopy = TileCopy<Traits, Traits::kBlockN, Traits::kBlockN>;
-
-template <class Traits, bool kAtOnce>
-CUTE_DEVICE void load_queries(FlashFwdParams const& params, QueryTile const& tile,
-                              typename Traits::Element* smem) {
-  QueryCopy<Traits> const copy;
-  auto const* const q = static_cast<typename Traits::Element const*>(params.q.data);
-  auto const row_of = [&](int row) {
-    return Row<typename Traits::Element const>{q + tile.offset(params.q, row), tile.has_row(row)};
-  };
-  if constexpr (kAtOnce) {
-    copy.load(smem, params.shape.head_dim, row_of);
-  } else {
-    copy.load_async(smem, params.shape.head_dim, row_of);
-  }
-}
+using KvCopy = TileCopy<Traits, Traits::kBlockN>;
 
 }  // namespace flashattn::sm80

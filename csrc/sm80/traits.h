@@ -7,6 +7,7 @@
 #include "core/tile_table.h"
 #include "flashattn/params.h"
 #include "sm80/part.h"
+#include "sm80/query_rows.h"
 
 namespace flashattn::sm80 {
 
@@ -59,6 +60,7 @@ struct ForwardTraits {
                      cute::Tile<RowsOfWarps, cute::_16, KeysOfWarps>>;
   // Of this thread: which of the warps that share its rows.
   CUTE_DEVICE static int key_warp() { return kKeyWarps == 1 ? 0 : threadIdx.x / 32 / kRowWarps; }
+  static_assert(kBlockM <= kThreads, "some work on rows is done by a thread a row");
   static_assert(kBlockM % (16 * kRowWarps) == 0 && kBlockN % (16 * kKeyWarps) == 0);
 
   // A tile lies in shared memory as column blocks of one or half a 128-byte line. The swizzle
@@ -104,6 +106,7 @@ struct ForwardTraits {
     alignas(128) Element q[kBlockM * kHeadDim];  // or the output
     Stage stages[kStages];
     RowState states[kKeyWarps][kBlockM];
+    QueryRow rows[kBlockM];  // of the part that is attended to
     Part parts[kParts];  // in shared memory, because the main loop needs the registers
   };
   static_assert(sizeof(SharedStorage) <= smem_bytes(kTile, kHeadDim));
