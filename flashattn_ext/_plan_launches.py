@@ -7,7 +7,7 @@ from dataclasses import dataclass
 # Of the kernels without matrix instructions (csrc/kernels/): threads of a block and what one takes.
 APPEND_THREADS, APPEND_ELEMENTS = 256, 8
 COMBINE_WARPS = 4
-CUTS_WARPS, CUTS_ROWS = 8, 16
+CUTS_WARPS, CUTS_ROWS = 4, 8
 LANES = 32
 
 

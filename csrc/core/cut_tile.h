@@ -8,7 +8,7 @@
 namespace flashattn {
 
 // Written by the thread block that has the first of the parts.
-struct CutTile {
+struct alignas(16) CutTile {
   QueryTile tile;
   int parts;  // at least 2, or 0: no tile was cut here, and `tile` is not set
 };
@@ -26,6 +26,7 @@ struct CutTiles {
   int rows = 0;              // of a tile
   bool of_shares = false;
 
+  FA_HD bool has_slot(int entry, int part) const { return of_shares ? entry + part < entries : part < slots; }
   FA_HD int64_t slot(int entry, int part) const {
     int64_t const first = int64_t(entry) * slots;
     int const step = of_shares ? 2 * part + (part == 0) : part;

@@ -39,7 +39,8 @@ __global__ void __launch_bounds__(kWarps * kLanes)
       static_cast<Partial const*>(p.out_partial.data) + batch * p.out_partial.batch_stride +
           row * p.out_partial.row_stride + head * p.out_partial.head_stride + column,
       p.out_split_stride};
-  MergedRow const merged = merge_row(parts, p.splits, lane, column < p.head_dim);
+  float const own_lse = lane < p.splits ? parts.lse(lane) : -kInfinity;
+  MergedRow const merged = merge_row(parts, p.splits, own_lse, lane, column < p.head_dim);
   if (slice == 0 && lane == 0 && p.lse != nullptr) { p.lse[index] = merged.lse; }
   if (column < p.head_dim) {
     int64_t const out = batch * p.out.batch_stride + row * p.out.row_stride + head * p.out.head_stride;

@@ -45,16 +45,16 @@ CUTE_DEVICE auto convert(cute::Tensor<Engine, Layout> const& from) {
   return to;
 }
 
-// acc += A · B, one k-slice after the other. fetch(k) loads the slices k of whatever lies in shared
-// memory; it is called one slice ahead of the MMAs that hide its latency.
+// acc += A · B, one k-slice after the other. fetch(k, slices) loads the slices k of whatever lies in
+// shared memory; it is called one slice ahead of the MMAs that hide its latency.
 template <class TiledMma, class Acc, class A, class B, class Fetch>
 CUTE_DEVICE void multiply(TiledMma const& mma, Acc& acc, A const& a, B const& b, Fetch fetch) {
   using namespace cute;
   constexpr int kSlices = decltype(size<2>(a))::value;
-  fetch(0);
+  fetch(0, kSlices);
   CUTE_UNROLL
   for (int k = 0; k < kSlices; ++k) {
-    if (k + 1 < kSlices) { fetch(k + 1); }
+    if (k + 1 < kSlices) { fetch(k + 1, kSlices); }
     gemm(mma, a(_, _, k), b(_, _, k), acc);
   }
 }

@@ -13,27 +13,30 @@ template <class Traits, class Source, class Parts>
 class KvFeed {
  public:
   using Element = typename Traits::Element;
-  static constexpr bool kRunsAhead = Parts::kMany;
   static_assert(KvSource<Source, Element>);
-  static_assert(kRunsAhead == (Traits::kStages > 1), "see Mainloop::run");
+  static_assert(Parts::kMany == (Traits::kStages > 1), "see Mainloop::run");
 
   CUTE_DEVICE KvFeed(Source const& source, Parts const& parts, Part (&ring)[Traits::kParts])
       : source_(source), parts_(parts), ring_(ring) {
-    if constexpr (!kRunsAhead) { open_part(); }
+    if constexpr (!Parts::kMany) { open_part(); }
   }
 
-  // Starts copying the keys of the next block, if there is one. The newest block of a part comes first.
-  CUTE_DEVICE void load_k(Element* smem, int stage) {
-    has_values_ = block_ >= begin_;
-    if constexpr (kRunsAhead) { has_values_ = has_values_ || open_part(); }
-    if (!has_values_) { return; }
-    source_.load_k(block_, smem, stage);
-    --block_;
+  // Starts copying a portion of the keys of the next block; the newest block of a part comes first. Between matrix
+  // products no branch asks whether there is one: copies without a source take its place.
+  CUTE_DEVICE void load_k(Element* smem, int stage, Portion portion) {
+    if (portion.is_first()) { has_block_ = block_ >= begin_; }
+    source_.load_k(block_, has_block_, smem, stage, portion);
+    if (portion.is_last()) { --block_; }
   }
 
   // The values of the block whose keys were loaded last.
-  CUTE_DEVICE void load_v(Element* smem) {
-    if (has_values_) { source_.load_v(block_ + 1, smem); }
+  CUTE_DEVICE void load_v(Element* smem, Portion portion) { source_.load_v(block_ + 1, has_block_, smem, portion); }
+
+  // Keys and values of the next block, if there is one, be it of the next part.
+  CUTE_DEVICE void load_block(Element* smem_k, Element* smem_v, int stage) {
+    if (block_ < begin_ && !open_part()) { return; }
+    source_.load_block(block_, smem_k, smem_v, stage);
+    --block_;
   }
 
   // The next part to attend to, or null. Its first keys have been asked for.
@@ -63,7 +66,7 @@ class KvFeed {
   int attended_ = 0;
   int begin_ = 0;   // of the part that is being loaded
   int block_ = -1;  // the next block to load
-  bool has_values_ = false;
+  bool has_block_ = false;  // the last one that was asked for
 };
 
 }  // namespace flashattn::sm80

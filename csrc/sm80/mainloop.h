@@ -29,7 +29,7 @@ class Mainloop {
       : params_(params), smem_(smem), softmax_(score_mod(params.score).exponent_scale) {}
 
   // Attends to all parts of `feed` and gives the result of each to finish(part, acc, softmax, stage), where
-  // `stage` held the last block. Keys and values of a block are one cp.async group each.
+  // `stage` held the last block.
   template <class Feed, class Finish>
   CUTE_DEVICE void run(Feed& feed, Finish const& finish) {
     if constexpr (Traits::kStages == 1) {
@@ -41,54 +41,59 @@ class Mainloop {
   }
 
  private:
-  // One stage and one part: values are loaded during Q·Kᵀ, and the next keys during P·V. Another thread block on the
-  // multiprocessor hides the rest.
+  // One stage and one part: values are loaded during Q·Kᵀ, and the next keys during P·V, a portion at each of their
+  // slices. Another thread block on the multiprocessor hides the rest.
   template <class Feed, class Finish>
   CUTE_DEVICE void run_in_turn(Feed& feed, Finish const& finish) {
     Part const* const part = feed.next_part();
     if (part == nullptr) { return; }
-    load_k(feed, 0);
+    auto& stage = smem_.stages[0];
+    feed.load_k(stage.k, 0, Portion{});
     start</*kAtOnce=*/false>(*part);
     for (int block = part->end - 1; block >= part->begin; --block) {
       wait_for_block<0>();
-      load_v(feed, 0);
-      auto scores = multiply_qk(smem_.stages[0].k);
+      auto scores = multiply_qk(stage.k, [&](Portion portion) { feed.load_v(stage.v, portion); });
       edit(feed.source(), *part, scores, block, 0);
       wait_for_block<0>();
-      load_k(feed, 0);
-      accumulate_pv(scores, smem_.stages[0].v);
+      accumulate_pv(scores, stage.v, [&](Portion portion) { feed.load_k(stage.k, 0, portion); });
     }
-    finish(*part, acc_, softmax_, smem_.stages[0]);
+    finish(*part, acc_, softmax_, stage);
   }
 
   // Several stages: while one block is computed, all others are being filled, if need be with blocks of parts
-  // to come.
+  // to come. A block is one cp.async group.
   template <class Feed, class Finish>
   CUTE_DEVICE void run_ahead(Feed& feed, Finish const& finish) {
     constexpr int kAhead = Traits::kStages - 1;  // blocks
     auto const after = [](int stage) { return stage + 1 == Traits::kStages ? 0 : stage + 1; };
     Part const* part = nullptr;
     int block = 0;
-    for (int filled = 0, warm_up = kAhead;; filled = after(filled)) {
-      if (warm_up == 0 && part == nullptr) {
+    for (int filled = 0, fresh = Traits::kStages;; filled = after(filled)) {  // fresh: stages that nobody has used
+      if (fresh > 0) {
+        __syncthreads();
+      } else {
+        wait_for_block<kAhead - 1>();  // the one to compute; and nobody reads the stage to be filled
+      }
+      load_block(feed, filled);
+      if (fresh > 1) {
+        --fresh;
+        continue;
+      }
+      if (part == nullptr) {
         part = feed.next_part();
         if (part == nullptr) { break; }
         block = part->end - 1;
         start</*kAtOnce=*/true>(*part);
       }
-      wait_for_block<2 * kAhead - 1>();  // its keys; and nobody reads the stage to be filled
-      load_k(feed, filled);
-      load_v(feed, filled);
-      if (warm_up > 0) {
-        --warm_up;
-        continue;
+      if (fresh > 0) {
+        wait_for_block<kAhead>();
+        fresh = 0;
       }
       int const current = after(filled);
       auto& stage = smem_.stages[current];
-      auto scores = multiply_qk(stage.k);
+      auto scores = multiply_qk(stage.k, [](Portion) {});
       edit(feed.source(), *part, scores, block, current);
-      wait_for_block<2 * kAhead>();  // its values
-      accumulate_pv(scores, stage.v);
+      accumulate_pv(scores, stage.v, [](Portion) {});
       if (block-- == part->begin) {
         finish(*part, acc_, softmax_, stage);
         __syncthreads();  // out left through the memory of Q, to where `rows` said
@@ -97,7 +102,7 @@ class Mainloop {
     }
   }
 
-  // For all but the kInFlight youngest groups, and for all threads.
+  // Until all but the kInFlight youngest groups have come, for all threads.
   template <int kInFlight>
   CUTE_DEVICE static void wait_for_block() {
     cute::cp_async_wait<kInFlight>();
@@ -105,18 +110,12 @@ class Mainloop {
   }
 
   template <class Feed>
-  CUTE_DEVICE void load_k(Feed& feed, int stage) {
-    feed.load_k(smem_.stages[stage].k, stage);
+  CUTE_DEVICE void load_block(Feed& feed, int stage) {
+    feed.load_block(smem_.stages[stage].k, smem_.stages[stage].v, stage);
     cute::cp_async_fence();
   }
 
-  template <class Feed>
-  CUTE_DEVICE void load_v(Feed& feed, int stage) {
-    feed.load_v(smem_.stages[stage].v);
-    cute::cp_async_fence();
-  }
-
-  // Asynchronous loads are awaited in order: behind keys that run ahead, queries would wait for them.
+  // Asynchronous loads are awaited in order: queries would wait for keys that run ahead of them.
   template <bool kAtOnce>
   CUTE_DEVICE void start(Part const& part) {
     find_query_rows(params_, part, smem_.rows);
@@ -124,9 +123,12 @@ class Mainloop {
     load_queries<kAtOnce>();
     cute::clear(acc_);
     softmax_.reset();
-    if constexpr (Traits::kTile.q_in_registers) {
-      if constexpr (!kAtOnce) { cute::cp_async_wait<0>(); }
+    if constexpr (kAtOnce) {
       __syncthreads();
+    } else if constexpr (Traits::kTile.q_in_registers) {
+      wait_for_block<0>();
+    }
+    if constexpr (Traits::kTile.q_in_registers) {
       CUTE_UNROLL
       for (int slice = 0; slice < cute::size<2>(q_); ++slice) { fetch_q(slice); }
     }
@@ -143,8 +145,16 @@ class Mainloop {
     if constexpr (kAtOnce) {
       copy.load(smem_.q, params_.shape.head_dim, row_of);
     } else {
-      copy.load_async(smem_.q, params_.shape.head_dim, row_of);
+      copy.load_async(smem_.q, params_.shape.head_dim, Portion{}, row_of);
     }
+  }
+
+  // What is loaded beside slice `slice` of a product. Where a slice has many MMAs, the loads are spread over the first
+  // half of the slices; where a warp has 16 rows, that would keep the tensor cores waiting for data (measured on an
+  // H200, docs/tuning.md, 2026-11-30).
+  CUTE_DEVICE static constexpr Portion portion_at(int slice, int slices) {
+    constexpr bool kSpread = Traits::kBlockM > 16 * Traits::kRowWarps;
+    return Portion{slice, kSpread ? (slices + 1) / 2 : 1};
   }
 
   CUTE_DEVICE void fetch_q(int slice) {
@@ -157,7 +167,9 @@ class Mainloop {
     copy(copy_q, tSsQ(_, _, slice), to_q(_, _, slice));
   }
 
-  CUTE_DEVICE auto multiply_qk(Element const* k) {
+  // At each slice of the product alongside(portion) does a portion of something else.
+  template <class Alongside>
+  CUTE_DEVICE auto multiply_qk(Element const* k, Alongside const& alongside) {
     using namespace cute;
     TiledMmaQk const mma;
     auto const thread_mma = mma.get_thread_slice(threadIdx.x);
@@ -170,9 +182,10 @@ class Mainloop {
 
     Tensor scores = partition_fragment_C(mma, cute::Shape<typename Traits::BlockM, typename Traits::BlockN>{});
     clear(scores);
-    multiply(mma, scores, q_, tSrK, [&](int slice) {
+    multiply(mma, scores, q_, tSrK, [&](int slice, int slices) {
       if constexpr (!Traits::kTile.q_in_registers) { fetch_q(slice); }
       copy(copy_k, tSsK(_, _, slice), to_k(_, _, slice));
+      alongside(portion_at(slice, slices));
     });
     return scores;
   }
@@ -194,8 +207,8 @@ class Mainloop {
     }
   }
 
-  template <class Scores>
-  CUTE_DEVICE void accumulate_pv(Scores& scores, Element const* v) {
+  template <class Scores, class Alongside>
+  CUTE_DEVICE void accumulate_pv(Scores& scores, Element const* v, Alongside const& alongside) {
     using namespace cute;
     Tensor scores_view = row_column_view(scores);
     Tensor acc_view = row_column_view(acc_);
@@ -212,8 +225,10 @@ class Mainloop {
     auto const thread_copy_v = copy_v.get_thread_slice(threadIdx.x);
     Tensor const tOsV = thread_copy_v.partition_S(sVt);
     Tensor to_v = thread_copy_v.retile_D(tOrV);
-    multiply(mma, acc_, tOrP, tOrV,
-             [&](int slice) { copy(copy_v, tOsV(_, _, slice), to_v(_, _, slice)); });
+    multiply(mma, acc_, tOrP, tOrV, [&](int slice, int slices) {
+      copy(copy_v, tOsV(_, _, slice), to_v(_, _, slice));
+      alongside(portion_at(slice, slices));
+    });
   }
 
   FlashFwdParams const& params_;
