@@ -5,7 +5,7 @@ Importing this package never fails and never touches a device. A problem of the 
 sentence with the remedy; ``python -m flashattn_ext.info`` reports it too.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ._build import BUILD
 
@@ -22,7 +22,7 @@ try:
 except Exception as error:  # a broken or an old torch raises all sorts of things
     _torch_error = f"{type(error).__name__}: {error}"
 
-    def __getattr__(name: str):
+    def __getattr__(name: str) -> Any:
         if name in __all__:
             raise ImportError(
                 "flashattn_ext needs PyTorch 2.10 or newer, which does not import here "
@@ -31,7 +31,7 @@ except Exception as error:  # a broken or an old torch raises all sorts of thing
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 else:
 
-    def __getattr__(name: str):
+    def __getattr__(name: str) -> Any:
         # Adapters load when they are asked for.
         if name in ("activate_sdpa", "restore_sdpa"):
             from .integrations import sdpa

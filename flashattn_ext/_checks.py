@@ -5,6 +5,10 @@ it got and what is allowed. Each call pays for the quick tests; what fails one g
 that finds out what is wrong, or that nothing is (`_tensor_checks.py`).
 """
 
+from collections.abc import Sequence
+
+from torch import Tensor
+
 from . import _lengths
 from ._operand_checks import (
     check_32_bits,
@@ -31,9 +35,11 @@ from ._tensor_checks import check_lengths, check_metadata, check_out
 
 
 def check_call(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k,
-    softmax_scale, causal, window_size, softcap, alibi_slopes, sinks, out,
-):  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None, max_seqlen_k: int | None, seqused_k: Tensor | None,
+    softmax_scale: float | None, causal: bool, window_size: Sequence[int], softcap: float,
+    alibi_slopes: Tensor | None, sinks: Tensor | None, out: Tensor | None,
+) -> tuple[float, int, int, float, int, int]:  # fmt: skip
     """Checks a call of `flash_fwd`.
 
     Returns (scale, left, right, softcap, bound_q, bound_k) as the operators take them.
@@ -55,15 +61,17 @@ def check_call(
         _check_options(q, k, v, cu_seqlens_q, seqused_k, alibi_slopes, sinks, out)
         refuse_gradients("flash_fwd", "q, k, v", alibi_slopes, sinks, out)
     if (packed or seqused_k is not None) and _lengths.wanted(q):
-        _lengths.check(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k, max_seqlen_q, max_seqlen_k)
+        _lengths.check(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k, bound_q, bound_k)
     score = check_score(head_dim, softmax_scale, causal, window_size, softcap)
     return *score, bound_q, bound_k
 
 
 def check_op(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, softmax_scale, window_left, window_right,
-    softcap, alibi_slopes, sinks, out, lse,
-):  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
+    seqused_k: Tensor | None, softmax_scale: float, window_left: int, window_right: int,
+    softcap: float, alibi_slopes: Tensor | None, sinks: Tensor | None, out: Tensor | None,
+    lse: Tensor | None,
+) -> None:  # fmt: skip
     """The same for the arguments of the operators, whose head dim is not padded."""
     packed = cu_seqlens_q is not None or cu_seqlens_k is not None
     check_tensors(q, k, v)
@@ -81,7 +89,7 @@ def check_op(
         check_lse_out(q, lse)
 
 
-def _check_operands(q, k, v, packed):
+def _check_operands(q: Tensor, k: Tensor, v: Tensor, packed: bool) -> int:
     """Shapes, dtypes, devices and memory of q, k and v. Returns the head dim."""
     q_shape, k_shape = q.shape, k.shape
     head_dim = check_queries(q_shape, packed)
@@ -104,7 +112,7 @@ def _check_operands(q, k, v, packed):
     return head_dim
 
 
-def _check_cu_seqlens(q, cu_seqlens_q, cu_seqlens_k):
+def _check_cu_seqlens(q: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> None:
     if cu_seqlens_q is None or cu_seqlens_k is None:
         name = "cu_seqlens_q" if cu_seqlens_q is None else "cu_seqlens_k"
         raise ValueError(f"{name}: packed sequences need cu_seqlens_q and cu_seqlens_k, got None")
@@ -119,7 +127,10 @@ def _check_cu_seqlens(q, cu_seqlens_q, cu_seqlens_k):
         )
 
 
-def _check_options(q, k, v, cu_seqlens_q, seqused_k, alibi_slopes, sinks, out):
+def _check_options(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, seqused_k: Tensor | None,
+    alibi_slopes: Tensor | None, sinks: Tensor | None, out: Tensor | None,
+) -> None:  # fmt: skip
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if seqused_k is not None:
         check_lengths("seqused_k", seqused_k, batch, q.device)

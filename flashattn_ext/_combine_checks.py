@@ -1,5 +1,7 @@
 """The checks of `flash_combine` and `merge_attention_states`, on metadata only."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -8,7 +10,10 @@ from ._score_checks import MAX_ROWS
 from ._tensor_checks import check_tensor, check_written, dtype_name, require_tensor
 
 
-def check_combine(out_partial, lse_partial, out, out_dtype, lse=None):
+def check_combine(
+    out_partial: Tensor, lse_partial: Tensor, out: Tensor | None, out_dtype: torch.dtype | None,
+    lse: Tensor | None = None,
+) -> torch.dtype:  # fmt: skip
     """Returns the dtype of the result."""
     require_tensor("out_partial", out_partial)
     require_tensor("lse_partial", lse_partial)
@@ -47,7 +52,7 @@ def check_combine(out_partial, lse_partial, out, out_dtype, lse=None):
     return dtype
 
 
-def check_merge(out_a, lse_a, out_b, lse_b):
+def check_merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> None:
     for name, tensor in (("out_a", out_a), ("lse_a", lse_a), ("out_b", out_b), ("lse_b", lse_b)):
         require_tensor(name, tensor)
     shape = out_a.shape
@@ -70,26 +75,26 @@ def check_merge(out_a, lse_a, out_b, lse_b):
     )
 
 
-def partial_lse_shape(shape):
+def partial_lse_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """Of the partial results' lse, for their shape."""
     return (*shape[:-3], shape[-2], shape[-3])
 
 
-def _check_floating(name, dtype):
+def _check_floating(name: str, dtype: torch.dtype) -> None:
     if dtype not in ITEM_BYTES:
         raise NotImplementedError(
             f"{name}: expected dtype float16, bfloat16 or float32, got {dtype_name(dtype)}"
         )
 
 
-def _check_device(tensor: Tensor):
+def _check_device(tensor: Tensor) -> None:
     if not (tensor.is_cpu or tensor.is_cuda or tensor.is_meta):
         raise NotImplementedError(
             f"out_partial: expected a tensor on cpu or cuda, got one on {tensor.device}"
         )
 
 
-def _check_lse(name, lse, out, shape):
+def _check_lse(name: str, lse: Tensor, out: Tensor, shape: tuple[int, ...]) -> None:
     if lse.dtype is not torch.float32 or lse.shape != shape:
         raise ValueError(
             f"{name}: expected float32 with shape {tuple(shape)}, got {dtype_name(lse.dtype)} with "
@@ -99,7 +104,9 @@ def _check_lse(name, lse, out, shape):
         raise ValueError(f"{name}: expected device {out.device} like its out, got {lse.device}")
 
 
-def _check_out(out, out_partial, lse_partial, out_dtype):
+def _check_out(
+    out: Tensor, out_partial: Tensor, lse_partial: Tensor, out_dtype: torch.dtype | None
+) -> None:
     dtypes = tuple(ITEM_BYTES) if out_dtype is None else (out_dtype,)
     require_tensor("out", out)
     if out.device != out_partial.device:

@@ -43,9 +43,10 @@ def check(q: Tensor, head_dim: int) -> None:
     # Fake tensors have no GPU to ask.
     if not reason and type(q) is Tensor and not is_dynamo_compiling():
         index = q.get_device()
-        reason = _verdicts.get(index)
-        if reason is None:
-            reason = _verdicts[index] = _why_not_this_gpu(index)
+        known = _verdicts.get(index)
+        if known is None:
+            known = _verdicts[index] = _why_not_this_gpu(index)
+        reason = known
     if not reason and head_dim > _MAX_HEAD_DIM:
         reason = (
             f"this build has CUDA kernels for head dims up to {_MAX_HEAD_DIM}, got {head_dim}. "

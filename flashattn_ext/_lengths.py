@@ -4,6 +4,7 @@ Waits for the device. Without it the kernels clamp such values, which is safe bu
 """
 
 import os
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from ._rotary_checks import check_positions, rotated_queries
 _ENVIRONMENT = getattr(os.environb, "_data", os.environb)
 
 
-def wanted(q):
+def wanted(q: Tensor) -> bool:
     """Whether FLASHATTN_EXT_CHECK=1 asks for the values, and they can be read."""
     if is_dynamo_compiling() or _ENVIRONMENT.get(b"FLASHATTN_EXT_CHECK") != b"1":
         return False
@@ -25,10 +26,13 @@ def wanted(q):
     return not (q.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def check(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k, max_seqlen_q, max_seqlen_k):
+def check(
+    q: Tensor, k: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
+    seqused_k: Tensor | None, max_seqlen_q: int, max_seqlen_k: int,
+) -> None:  # fmt: skip
     """Raises ValueError for lengths that break the contract of `flash_fwd`."""
     lengths_k = None
-    if cu_seqlens_q is not None:
+    if cu_seqlens_q is not None and cu_seqlens_k is not None:
         _check_starts("cu_seqlens_q", cu_seqlens_q, "q", q.shape[0], "max_seqlen_q", max_seqlen_q)
         lengths_k = _check_starts(
             "cu_seqlens_k", cu_seqlens_k, "k", k.shape[0], "max_seqlen_k", max_seqlen_k
@@ -41,7 +45,9 @@ def check(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k, max_seqlen_q, max_seqlen_
             raise ValueError(f"seqused_k[{row}]: expected 0 to {length} (its keys), got {used}")
 
 
-def _check_starts(name, cu_seqlens, tensor_name, rows, bound_name, bound):
+def _check_starts(
+    name: str, cu_seqlens: Tensor, tensor_name: str, rows: int, bound_name: str, bound: int
+) -> list[int]:
     starts = cu_seqlens.tolist()
     if starts[0] != 0:
         raise ValueError(f"{name}[0]: expected 0, got {starts[0]}")
@@ -75,16 +81,18 @@ class Places(NamedTuple):
     begins: list[int]  # the first token of each sequence
     cached: list[int]  # one behind its last, without new ones
 
-    def columns(self, n, new_tokens):
+    def columns(self, n: int, new_tokens: int) -> range:
         """Of the table, which sequence n uses."""
         end = self.cached[n] + new_tokens
         return range(self.begins[n] // self.page, -(-end // self.page))
 
 
 def check_cache(
-    q, k_cache, cache_seqlens, block_table, cu_seqlens_q, max_seqlen_q, new_tokens,
-    cache_batch_idx, cache_leftpad, positions, left, right,
-):  # fmt: skip
+    q: Tensor, k_cache: Tensor, cache_seqlens: int | Tensor, block_table: Tensor | None,
+    cu_seqlens_q: Tensor | None, max_seqlen_q: int, new_tokens: int,
+    cache_batch_idx: Tensor | None, cache_leftpad: Tensor | None, positions: int | None,
+    left: int, right: int,
+) -> Places:  # fmt: skip
     """Raises ValueError for values that break the contract of `flash_fwd_splitkv`.
 
     Returns the Places of the sequences.
@@ -122,7 +130,7 @@ def check_cache(
     return places
 
 
-def _check_cached(cached, capacity, new_tokens):
+def _check_cached(cached: list[int], capacity: int, new_tokens: int) -> None:
     room = capacity - new_tokens
     for row, tokens in enumerate(cached):
         if not 0 <= tokens <= room:
@@ -133,7 +141,7 @@ def _check_cached(cached, capacity, new_tokens):
             )
 
 
-def _check_rows(rows, cache_rows):
+def _check_rows(rows: Iterable[int], cache_rows: int) -> None:
     for row, index in enumerate(rows):
         if not 0 <= index < cache_rows:
             raise ValueError(
@@ -142,7 +150,7 @@ def _check_rows(rows, cache_rows):
             )
 
 
-def _check_pages(row, pages, columns, count):
+def _check_pages(row: int, pages: list[int], columns: range, count: int) -> None:
     for column in columns:
         if not 0 <= pages[column] < count:
             raise ValueError(

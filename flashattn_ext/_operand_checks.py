@@ -1,5 +1,7 @@
 """Checks of the queries together with their keys and values, for every function that has them."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
@@ -14,7 +16,7 @@ _MAX_HEAD_DIM = 256
 _MAX_HEADS = 65535
 
 
-def check_tensors(q, k, v, k_name="k", v_name="v"):
+def check_tensors(q: Tensor, k: Tensor, v: Tensor, k_name: str = "k", v_name: str = "v") -> None:
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         for name, value in (("q", q), (k_name, k), (v_name, v)):
             require_tensor(name, value)
@@ -25,7 +27,7 @@ def check_tensors(q, k, v, k_name="k", v_name="v"):
             check_strided(name, tensor)
 
 
-def check_32_bits(**tensors):
+def check_32_bits(**tensors: Tensor) -> None:
     """Sizes as the operators take them. For tensors without memory, which no operator sees."""
     for name, tensor in tensors.items():
         for size in tensor.shape:
@@ -33,7 +35,7 @@ def check_32_bits(**tensors):
                 raise ValueError(f"{name}: expected a number of 32 bits, got {size}")
 
 
-def check_queries(shape, packed):
+def check_queries(shape: Sequence[int], packed: bool) -> int:
     """Rank, heads, rows and head dim. Returns the head dim."""
     if len(shape) != (3 if packed else 4):
         raise ValueError(f"q: expected {layout('h', packed)}, got shape {tuple(shape)}")
@@ -52,7 +54,7 @@ def check_queries(shape, packed):
     return head_dim
 
 
-def check_key_heads(heads, k_shape, k_name="k"):
+def check_key_heads(heads: int, k_shape: Sequence[int], k_name: str = "k") -> None:
     heads_kv = k_shape[-2]
     if heads_kv == 0 or heads % heads_kv:
         raise ValueError(
@@ -61,7 +63,9 @@ def check_key_heads(heads, k_shape, k_name="k"):
         )
 
 
-def check_storage(q, k, v, head_dim, k_name="k", v_name="v"):
+def check_storage(
+    q: Tensor, k: Tensor, v: Tensor, head_dim: int, k_name: str = "k", v_name: str = "v"
+) -> None:
     """Dtypes, devices and memory, and whether this build serves them."""
     dtype = q.dtype
     item_bytes = ITEM_BYTES.get(dtype)
@@ -70,13 +74,13 @@ def check_storage(q, k, v, head_dim, k_name="k", v_name="v"):
         got = f"{dtype_name(dtype)} on {q.device}"
         raise NotImplementedError(f"q: expected dtype {allowed}, got {got}")
     if k.dtype is not dtype or v.dtype is not dtype:
-        name, got = (k_name, k.dtype) if k.dtype is not dtype else (v_name, v.dtype)
+        name, other = (k_name, k.dtype) if k.dtype is not dtype else (v_name, v.dtype)
         expected = dtype_name(dtype)
-        raise ValueError(f"{name}: expected dtype {expected} like q, got {dtype_name(got)}")
+        raise ValueError(f"{name}: expected dtype {expected} like q, got {dtype_name(other)}")
     device = q.device
     if k.device != device or v.device != device:
-        name, got = (k_name, k.device) if k.device != device else (v_name, v.device)
-        raise ValueError(f"{name}: expected device {device} like q, got {got}")
+        name, place = (k_name, k.device) if k.device != device else (v_name, v.device)
+        raise ValueError(f"{name}: expected device {device} like q, got {place}")
 
     # A head dim that gets padded is copied: then alignment is free.
     in_place = head_dim % 8 == 0
@@ -87,7 +91,7 @@ def check_storage(q, k, v, head_dim, k_name="k", v_name="v"):
         _device.check(q, head_dim)
 
 
-def _surely_aligned(q, k, v, unit):
+def _surely_aligned(q: Tensor, k: Tensor, v: Tensor, unit: int) -> bool:
     """The quick test of strides and addresses. False: look closer."""
     if not type(q) is type(k) is type(v) is Tensor or is_dynamo_compiling():
         return False
@@ -102,7 +106,9 @@ def _surely_aligned(q, k, v, unit):
     return good
 
 
-def check_score_tensors(q, batch, alibi_slopes, sinks):
+def check_score_tensors(
+    q: Tensor, batch: int, alibi_slopes: Tensor | None, sinks: Tensor | None
+) -> None:
     heads = q.shape[-2]
     if alibi_slopes is not None:
         shapes = ((heads,), (batch, heads))
@@ -111,18 +117,19 @@ def check_score_tensors(q, batch, alibi_slopes, sinks):
         check_tensor("sinks", sinks, q, (torch.float32, q.dtype), ((heads,),))
 
 
-def check_lse_out(q, lse):
+def check_lse_out(q: Tensor, lse: Tensor) -> None:
     check_tensor("lse", lse, q, (torch.float32,), (lse_shape(q),))
     if not lse.is_contiguous():
         raise ValueError(f"lse: expected a contiguous tensor, got strides {lse.stride()}")
 
 
-def forward_ad_active():
+def forward_ad_active() -> bool:
     """Whether a tensor could be dual: cheap, as every call asks."""
-    return getattr(forward_ad, "_current_level", -1) >= 0
+    level: int = getattr(forward_ad, "_current_level", -1)
+    return level >= 0
 
 
-def refuse_gradients(function, operands, *tensors):
+def refuse_gradients(function: str, operands: str, *tensors: Tensor | None) -> None:
     dual = forward_ad_active()
     for tensor in tensors:
         if tensor is None:
@@ -134,11 +141,11 @@ def refuse_gradients(function, operands, *tensors):
             )
 
 
-def _has_tangent(tensor):
+def _has_tangent(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and forward_ad.unpack_dual(tensor).tangent is not None
 
 
-def lse_shape(q):
+def lse_shape(q: Tensor) -> tuple[int, ...]:
     """(b, h, sq) for a dense q, (h, Tq) for a packed one."""
     shape = q.shape
     if len(shape) == 3:
@@ -146,5 +153,5 @@ def lse_shape(q):
     return shape[0], shape[2], shape[1]
 
 
-def layout(heads, packed):
+def layout(heads: str, packed: bool) -> str:
     return f"packed (rows, {heads}, d)" if packed else f"(b, rows, {heads}, d)"

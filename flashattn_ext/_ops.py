@@ -4,6 +4,9 @@ The only place that knows the operators' namespace and the library's file. Witho
 library ``load_error`` says why and every operator raises it.
 """
 
+from collections.abc import Callable
+from typing import Any, NoReturn
+
 import torch
 
 from . import _fakes
@@ -35,7 +38,7 @@ _ARGUMENTS = {
 }
 
 
-def _bind(name):
+def _bind(name: str) -> Any:
     return getattr(torch.ops.flashattn_ext, name).default
 
 
@@ -63,21 +66,23 @@ def _load() -> str:
     return ""
 
 
-def _has_arguments(name, names) -> bool:
+def _has_arguments(name: str, names: list[str]) -> bool:
     if not hasattr(torch.ops.flashattn_ext, name):
         return False
-    return [argument.name for argument in _bind(name)._schema.arguments] == names
+    has: list[str] = [argument.name for argument in _bind(name)._schema.arguments]
+    return has == names
 
 
-def _unavailable(*_args, **_kwargs):
+def _unavailable(*_args: Any, **_kwargs: Any) -> NoReturn:
     raise RuntimeError(load_error)
 
 
-def _operator(name):
+def _operator(name: str) -> Callable[..., Any]:
     if load_error:
         return _unavailable
     torch.library.register_fake(f"flashattn_ext::{name}", getattr(_fakes, name))
-    return _bind(name)
+    operator: Callable[..., Any] = _bind(name)
+    return operator
 
 
 load_error = _load()

@@ -1,10 +1,15 @@
 """The checks of rotary embedding's tables: what they are, and that they reach far enough."""
 
+from torch import Tensor
+
 from ._score_checks import MAX_ROWS
 from ._tensor_checks import check_tensor, require_tensor
 
 
-def check_rotary(q, k_new, rotary_cos, rotary_sin, rotary_interleaved):
+def check_rotary(
+    q: Tensor, k_new: Tensor | None, rotary_cos: Tensor | None, rotary_sin: Tensor | None,
+    rotary_interleaved: bool,
+) -> int:  # fmt: skip
     """Returns the number of positions in the tables."""
     if rotary_cos is None and rotary_sin is None:
         raise ValueError(
@@ -16,16 +21,16 @@ def check_rotary(q, k_new, rotary_cos, rotary_sin, rotary_interleaved):
         raise ValueError(f"{name}: only with new tokens (k_new, v_new), got none")
     if rotary_interleaved is not True and rotary_interleaved is not False:
         raise ValueError(f"rotary_interleaved: expected True or False, got {rotary_interleaved!r}")
-    require_tensor("rotary_cos", rotary_cos)
-    require_tensor("rotary_sin", rotary_sin)
-    shape, head_dim = rotary_cos.shape, q.shape[-1]
+    cos = require_tensor("rotary_cos", rotary_cos)
+    sin = require_tensor("rotary_sin", rotary_sin)
+    shape, head_dim = cos.shape, q.shape[-1]
     rotary_dim = 2 * shape[-1] if len(shape) == 2 else 0
     if not 0 < rotary_dim <= head_dim or rotary_dim % 16 or not 0 < shape[0] <= MAX_ROWS:
         raise ValueError(
             "rotary_cos: expected shape (positions, rotary_dim / 2), 1 to 2**30 positions and a "
             f"rotary_dim that is a multiple of 16 and at most {head_dim}, got {tuple(shape)}"
         )
-    for name, table in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
+    for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):
         if table.dtype is not q.dtype or table.shape != shape or table.device != q.device:
             check_tensor(name, table, q, (q.dtype,), (tuple(shape),))
         if not table.is_contiguous():
@@ -35,12 +40,12 @@ def check_rotary(q, k_new, rotary_cos, rotary_sin, rotary_interleaved):
     return shape[0]
 
 
-def rotated_queries(queries, left, right):
+def rotated_queries(queries: int, left: int, right: int) -> int:
     """How many positions the queries of a sequence take: they share one unless the order counts."""
     return queries if left >= 0 or right >= 0 else min(queries, 1)
 
 
-def check_positions(name, cached, new_tokens, queries, positions):
+def check_positions(name: str, cached: int, new_tokens: int, queries: int, positions: int) -> None:
     """That new tokens and queries, which both start at position ``cached``, are in the tables."""
     if cached + max(new_tokens, queries) > positions:
         what = f"{new_tokens} new tokens" if new_tokens >= queries else f"{queries} queries"

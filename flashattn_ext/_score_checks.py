@@ -1,6 +1,8 @@
 """Checks of the plain numbers of a call: scale, mask, cap, bounds."""
 
+from collections.abc import Sequence
 from numbers import Integral, Real
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -17,7 +19,10 @@ LARGEST_FLOAT32 = 3.4028234663852886e38
 SMALLEST_FLOAT32 = 2.0**-126  # with all its bits; the reciprocal of a smaller one is infinite
 
 
-def check_score(head_dim, softmax_scale, causal, window_size, softcap):
+def check_score(
+    head_dim: int, softmax_scale: float | None, causal: bool, window_size: Sequence[int],
+    softcap: float,
+) -> tuple[float, int, int, float]:  # fmt: skip
     """Returns (scale, left, right, softcap) as the operators take them."""
     scale = head_dim**-0.5 if softmax_scale is None else finite("softmax_scale", softmax_scale)
     left = right = -1
@@ -32,7 +37,7 @@ def check_score(head_dim, softmax_scale, causal, window_size, softcap):
     return scale, left, right, softcap
 
 
-def check_window(window_size):
+def check_window(window_size: Sequence[int]) -> tuple[int, int]:
     try:
         left, right = window_size
         good = type(left) is type(right) is int and left >= -1 and right >= -1
@@ -47,7 +52,7 @@ def check_window(window_size):
     return (left if left <= MAX_ROWS else -1), (right if right <= MAX_ROWS else -1)
 
 
-def check_softcap(softcap):
+def check_softcap(softcap: float) -> float:
     value = finite("softcap", softcap)
     if value < 0 or 0 < value < SMALLEST_FLOAT32:
         raise ValueError(
@@ -57,7 +62,7 @@ def check_softcap(softcap):
     return value
 
 
-def finite(name, value):
+def finite(name: str, value: object) -> float:
     if isinstance(value, (Real, torch.SymFloat, torch.SymInt)) and not isinstance(value, bool):
         value = float(value)
         # dynamo cannot trace isfinite of a symbolic float
@@ -67,14 +72,14 @@ def finite(name, value):
     raise ValueError(f"{name}: expected a number that float32 holds as a finite one, got {got}")
 
 
-def is_int(value):
+def is_int(value: object) -> TypeGuard[int]:
     """An int of Python or numpy, or a symbol of one; True and False are none."""
     if type(value) is int:
         return True
     return isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool)
 
 
-def check_bound(name, value):
+def check_bound(name: str, value: object) -> int:
     if not is_int(value):
         got = f"a tensor on {value.device}" if isinstance(value, Tensor) else repr(value)
         raise ValueError(

@@ -1,5 +1,8 @@
 """The checks of `flash_fwd_splitkv`, on metadata only. See _checks.py for how they work."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -41,19 +44,22 @@ _SPLIT_GRANULE = 64
 
 
 def check_call(
-    q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q, max_seqlen_q, k_new, v_new,
-    cache_batch_idx, cache_leftpad, rotary_cos, rotary_sin, rotary_interleaved, softmax_scale,
-    causal, window_size, softcap, alibi_slopes, sinks, num_splits, split_size, out,
-):  # fmt: skip
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: int | Tensor,
+    block_table: Tensor | None, cu_seqlens_q: Tensor | None, max_seqlen_q: int | None,
+    k_new: Tensor | None, v_new: Tensor | None, cache_batch_idx: Tensor | None,
+    cache_leftpad: Tensor | None, rotary_cos: Tensor | None, rotary_sin: Tensor | None,
+    rotary_interleaved: bool, softmax_scale: float | None, causal: bool,
+    window_size: Sequence[int], softcap: float, alibi_slopes: Tensor | None, sinks: Tensor | None,
+    num_splits: int, split_size: int | None, out: Tensor | None,
+) -> tuple[int, float, int, int, float, int]:  # fmt: skip
     """Returns (bound_q, scale, left, right, softcap, split_size) as the operators take them."""
     check_tensors(q, k_cache, v_cache, "k_cache", "v_cache")
     if q.requires_grad or k_cache.requires_grad or v_cache.requires_grad or forward_ad_active():
         _refuse_gradients(q, k_cache, v_cache)
-    on_host = not isinstance(cache_seqlens, Tensor)
+    lengths = cache_seqlens if isinstance(cache_seqlens, Tensor) else None
     batch, capacity = _check_cache(
-        q, k_cache, v_cache, None if on_host else cache_seqlens, block_table, cu_seqlens_q,
-        cache_batch_idx, cache_leftpad,
-    )  # fmt: skip
+        q, k_cache, v_cache, lengths, block_table, cu_seqlens_q, cache_batch_idx, cache_leftpad
+    )
     bound_q = NO_BOUND
     if cu_seqlens_q is not None:
         bound_q = check_bound("max_seqlen_q", max_seqlen_q)
@@ -66,34 +72,35 @@ def check_call(
     new_tokens, positions = 0, None
     if k_new is not None or v_new is not None:
         new_tokens = _check_new_tokens(q, k_cache, v_cache, batch, k_new, v_new)
-        if k_new.requires_grad or v_new.requires_grad or forward_ad_active():
-            _refuse_gradients(k_new, v_new)
+        _refuse_gradients(k_new, v_new)
     if rotary_cos is not None or rotary_sin is not None or rotary_interleaved is not True:
         positions = check_rotary(q, k_new, rotary_cos, rotary_sin, rotary_interleaved)
-        if rotary_cos.requires_grad or rotary_sin.requires_grad or forward_ad_active():
-            _refuse_gradients(rotary_cos, rotary_sin)
-    if on_host:
-        _check_length(cache_seqlens, capacity, new_tokens)
+        _refuse_gradients(rotary_cos, rotary_sin)
+    if lengths is None:
+        length = _check_length(cache_seqlens, capacity, new_tokens)
         if positions is not None:
             queries = 0 if cu_seqlens_q is not None else rotated_queries(q.shape[1], *score[1:3])
-            check_positions("cache_seqlens", cache_seqlens, new_tokens, queries, positions)
+            check_positions("cache_seqlens", length, new_tokens, queries, positions)
     split_size = _check_splits(num_splits, split_size, capacity)
     if _lengths.wanted(q):
         places = _lengths.check_cache(
-            q, k_cache, cache_seqlens, block_table, cu_seqlens_q, max_seqlen_q, new_tokens,
+            q, k_cache, cache_seqlens, block_table, cu_seqlens_q, bound_q, new_tokens,
             cache_batch_idx, cache_leftpad, positions, *score[1:3],
         )  # fmt: skip
-        if new_tokens:
+        if new_tokens and k_new is not None and v_new is not None:
             paged = block_table is not None
             _append_checks.check(q, k_cache, v_cache, k_new, v_new, paged, places)
     return bound_q, *score, split_size
 
 
 def check_op(
-    q, k_cache, v_cache, cache_seqlens, cache_seqlen, block_table, cu_seqlens_q, max_seqlen_q,
-    cache_batch_idx, cache_leftpad, softmax_scale, window_left, window_right, softcap,
-    alibi_slopes, sinks, num_splits, split_size, append=None, out=None, lse=None,
-):  # fmt: skip
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor | None, cache_seqlen: int,
+    block_table: Tensor | None, cu_seqlens_q: Tensor | None, max_seqlen_q: int,
+    cache_batch_idx: Tensor | None, cache_leftpad: Tensor | None, softmax_scale: float,
+    window_left: int, window_right: int, softcap: float, alibi_slopes: Tensor | None,
+    sinks: Tensor | None, num_splits: int, split_size: int, *,
+    append: Sequence[Any] | None = None, out: Tensor | None = None, lse: Tensor | None = None,
+) -> None:  # fmt: skip
     """The same for the operators; ``append`` is what those with new tokens have behind the rest."""
     check_tensors(q, k_cache, v_cache, "k_cache", "v_cache")
     check_32_bits(q=q, k_cache=k_cache, v_cache=v_cache)
@@ -124,12 +131,13 @@ def check_op(
 
 
 def _check_cache(
-    q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q, cache_batch_idx, cache_leftpad
-):
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor | None,
+    block_table: Tensor | None, cu_seqlens_q: Tensor | None, cache_batch_idx: Tensor | None,
+    cache_leftpad: Tensor | None,
+) -> tuple[int, int]:  # fmt: skip
     """Queries, cache and the metadata that finds a sequence in it. Returns (batch, capacity)."""
     shape, device = q.shape, q.device
-    packed = cu_seqlens_q is not None
-    head_dim = check_queries(shape, packed)
+    head_dim = check_queries(shape, cu_seqlens_q is not None)
     if head_dim % 8:
         raise NotImplementedError(
             f"q: expected a head dim that is a multiple of 8, got {head_dim}: a cache is never "
@@ -151,7 +159,7 @@ def _check_cache(
     check_storage(q, k_cache, v_cache, head_dim, "k_cache", "v_cache")
 
     batch = shape[0]
-    if packed:
+    if cu_seqlens_q is not None:
         check_metadata("cu_seqlens_q", cu_seqlens_q, device)
         batch = cu_seqlens_q.shape[0] - 1
         if batch < 0:
@@ -165,7 +173,10 @@ def _check_cache(
     return batch, _check_capacity(q, k_cache, block_table, batch, cache_batch_idx)
 
 
-def _check_capacity(q, k_cache, block_table, batch, cache_batch_idx):
+def _check_capacity(
+    q: Tensor, k_cache: Tensor, block_table: Tensor | None, batch: int,
+    cache_batch_idx: Tensor | None,
+) -> int:  # fmt: skip
     rows, capacity = k_cache.shape[:2]
     if block_table is None:
         if cache_batch_idx is None and rows < batch:
@@ -193,7 +204,7 @@ def _check_capacity(q, k_cache, block_table, batch, cache_batch_idx):
     return capacity
 
 
-def _check_block_table(block_table, batch, device):
+def _check_block_table(block_table: Tensor, batch: int, device: torch.device) -> None:
     require_tensor("block_table", block_table)
     shape = block_table.shape
     if block_table.dtype is not torch.int32 or len(shape) != 2 or shape[0] != batch:
@@ -209,7 +220,10 @@ def _check_block_table(block_table, batch, device):
         )
 
 
-def _check_options(q, k_cache, v_cache, batch, alibi_slopes, sinks, out, k_new, v_new):
+def _check_options(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: int, alibi_slopes: Tensor | None,
+    sinks: Tensor | None, out: Tensor | None, k_new: Tensor | None, v_new: Tensor | None,
+) -> None:  # fmt: skip
     check_score_tensors(q, batch, alibi_slopes, sinks)
     if out is not None:
         inputs = (
@@ -218,10 +232,12 @@ def _check_options(q, k_cache, v_cache, batch, alibi_slopes, sinks, out, k_new, 
         check_out(out, q, inputs)
 
 
-def _check_new_tokens(q, k_cache, v_cache, batch, k_new, v_new):
+def _check_new_tokens(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: int, k_new: Tensor | None,
+    v_new: Tensor | None,
+) -> int:  # fmt: skip
     """What gets appended, and that the cache can be written. Returns the number of new tokens."""
-    require_tensor("k_new", k_new)
-    require_tensor("v_new", v_new)
+    k_new, v_new = require_tensor("k_new", k_new), require_tensor("v_new", v_new)
     shape, cache_shape = k_new.shape, k_cache.shape
     if (
         len(shape) != 4
@@ -243,8 +259,8 @@ def _check_new_tokens(q, k_cache, v_cache, batch, k_new, v_new):
     return shape[1]
 
 
-def _check_length(length, capacity, new_tokens):
-    """A length that the host knows."""
+def _check_length(length: object, capacity: int, new_tokens: int) -> int:
+    """A length that the host knows, which is returned."""
     if not is_int(length):
         got = "None" if length is None else repr(length)
         raise ValueError(f"cache_seqlens: expected an int or an int32 tensor, got {got}")
@@ -254,9 +270,10 @@ def _check_length(length, capacity, new_tokens):
             f"cache_seqlens: expected 0 to {capacity - new_tokens} (capacity {capacity}{new}), "
             f"got {length}"
         )
+    return length
 
 
-def _check_splits(num_splits, split_size, capacity):
+def _check_splits(num_splits: int, split_size: int | None, capacity: int) -> int:
     """Returns split_size as the operators take it, 0 when absent."""
     if not is_int(num_splits) or not 0 <= num_splits <= _MAX_SPLITS:
         raise ValueError(f"num_splits: expected 0 (automatic) to {_MAX_SPLITS}, got {num_splits!r}")
@@ -280,5 +297,5 @@ def _check_splits(num_splits, split_size, capacity):
     return split_size
 
 
-def _refuse_gradients(*tensors):
+def _refuse_gradients(*tensors: Tensor | None) -> None:
     refuse_gradients("flash_fwd_splitkv", "q, k_cache, v_cache", *tensors)

@@ -1,11 +1,13 @@
 """Checks of one tensor on metadata: what it is, how it lies in memory, what it overlaps."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 
-def check_layout(name, tensor, item_bytes, aligned):
+def check_layout(name: str, tensor: Tensor, item_bytes: int, aligned: bool) -> None:
     """Stride 1 in the last dim and, unless the tensor gets copied anyway, alignment."""
     remedy = "" if name == "out" else f": pass {name}.clone(memory_format=torch.contiguous_format)"
     strides = tensor.stride()
@@ -27,7 +29,7 @@ def check_layout(name, tensor, item_bytes, aligned):
     # looks at the address again.
     if type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_meta:
         try:
-            offset = tensor.data_ptr() % 16
+            offset: int | torch.SymInt = tensor.data_ptr() % 16
         except RuntimeError:
             raise NotImplementedError(
                 f"{name}: expected a tensor with memory of its own, got a wrapper without (inside "
@@ -42,7 +44,7 @@ def check_layout(name, tensor, item_bytes, aligned):
         )
 
 
-def check_metadata(name, tensor, device):
+def check_metadata(name: str, tensor: Tensor, device: torch.device) -> None:
     """Lengths: int32, one dim, contiguous, on q's device."""
     require_tensor(name, tensor)
     if tensor.dtype is not torch.int32 or tensor.ndim != 1:
@@ -56,7 +58,13 @@ def check_metadata(name, tensor, device):
         raise ValueError(f"{name}: expected a contiguous tensor, got stride {tensor.stride(0)}")
 
 
-def check_tensor(name, tensor, q, dtypes, shapes):
+def check_tensor(
+    name: str,
+    tensor: Tensor,
+    q: Tensor,
+    dtypes: Iterable[torch.dtype],
+    shapes: Iterable[tuple[int, ...]],
+) -> None:
     require_tensor(name, tensor)
     if tensor.dtype not in dtypes:
         allowed = " or ".join(dict.fromkeys(dtype_name(dtype) for dtype in dtypes))
@@ -70,7 +78,7 @@ def check_tensor(name, tensor, q, dtypes, shapes):
         raise ValueError(f"{name}: expected stride 1 in the last dim, got {tuple(tensor.stride())}")
 
 
-def check_lengths(name, tensor, batch, device):
+def check_lengths(name: str, tensor: Tensor, batch: int, device: torch.device) -> None:
     """One number for each sequence."""
     if (
         type(tensor) is Tensor
@@ -85,14 +93,14 @@ def check_lengths(name, tensor, batch, device):
         raise ValueError(f"{name}: expected shape ({batch},), got ({tensor.shape[0]},)")
 
 
-def check_out(out, q, inputs):
+def check_out(out: Tensor, q: Tensor, inputs: Iterable[tuple[str, Tensor | None]]) -> None:
     """A result of q's shape in memory of its own; ``inputs`` are pairs of a name and a tensor."""
     check_tensor("out", out, q, (q.dtype,), (tuple(q.shape),))
     check_layout("out", out, out.element_size(), out.shape[-1] % 8 == 0)
     check_written("out", out, inputs)
 
 
-def check_written(name, tensor, others):
+def check_written(name: str, tensor: Tensor, others: Iterable[tuple[str, Tensor | None]]) -> None:
     """Every element of ``tensor`` has a place of its own."""
     strides = tensor.stride()
     for size, stride in zip(tensor.shape, strides, strict=True) if 0 in strides else ():
@@ -107,7 +115,7 @@ def check_written(name, tensor, others):
             )
 
 
-def _overlap(a, b):
+def _overlap(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors surely share memory. Interleaved views of one buffer do not count.
 
     Exact where one is contiguous; of two others only the first element is compared.
@@ -122,7 +130,7 @@ def _overlap(a, b):
     return b.is_contiguous() and _reaches(start_b - start_a, b.nbytes, a)
 
 
-def _reaches(begin, size, tensor):
+def _reaches(begin: int, size: int, tensor: Tensor) -> bool:
     """Whether bytes begin to begin + size - 1, counted from its first, hold some of a tensor."""
     if begin < 0:
         return begin + size > 0
@@ -141,19 +149,20 @@ def _reaches(begin, size, tensor):
     return begin < extent
 
 
-def require_tensor(name, value):
-    """A ValueError, like every refusal of an argument."""
+def require_tensor(name: str, value: object) -> Tensor:
+    """Returns the tensor; a ValueError, like every refusal of an argument, where it is none."""
     if not isinstance(value, Tensor):
         got = "None" if value is None else type(value).__name__
         raise ValueError(f"{name}: expected a torch.Tensor, got {got}")  # noqa: TRY004
     check_strided(name, value)
+    return value
 
 
-def check_strided(name, tensor):
+def check_strided(name: str, tensor: Tensor) -> None:
     if tensor.layout is not torch.strided or tensor.is_nested:
         got = "a nested tensor" if tensor.is_nested else str(tensor.layout)
         raise ValueError(f"{name}: expected a dense tensor (torch.strided), got {got}")
 
 
-def dtype_name(dtype):
+def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -44,7 +44,8 @@ def flash_combine(
     """
     dtype = _combine_checks.check_combine(out_partial, lse_partial, out, out_dtype)
     if out is None:
-        return _ops.combine(out_partial, lse_partial, dtype)
+        out, lse = _ops.combine(out_partial, lse_partial, dtype)
+        return out, lse
     lse = torch.empty(
         _combine_checks.partial_lse_shape(out.shape), dtype=torch.float32, device=out.device
     )
@@ -74,4 +75,5 @@ def merge_attention_states(
     dtype = out_a.dtype
     if out_b.dtype is not dtype:
         out_a, out_b = out_a.float(), out_b.float()
-    return _ops.combine(torch.stack((out_a, out_b)), torch.stack((lse_a, lse_b)), dtype)
+    out, lse = _ops.combine(torch.stack((out_a, out_b)), torch.stack((lse_a, lse_b)), dtype)
+    return out, lse

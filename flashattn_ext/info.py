@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+from typing import Any
 
 from ._build import BUILD, LIBRARY, PACKAGE_DIR
 
@@ -20,7 +21,7 @@ _VARIABLES = (
 )  # fmt: skip
 
 
-def collect() -> dict:
+def collect() -> dict[str, Any]:
     torch_version, torch_cuda, torch_error = _torch()
     load_error = _load_error() if not torch_error else ""
     usable = not torch_error and not load_error
@@ -44,7 +45,7 @@ def collect() -> dict:
     }
 
 
-def verdict(info: dict) -> str:
+def verdict(info: dict[str, Any]) -> str:
     """One sentence: what this installation can do."""
     if info["torch_error"]:
         return (
@@ -59,7 +60,7 @@ def verdict(info: dict) -> str:
     return f"Usable on {' and '.join(places)}{_but(info)}."
 
 
-def _but(info: dict) -> str:
+def _but(info: dict[str, Any]) -> str:
     broken = [gpu for gpu in info["gpus"] if gpu["problem"]]
     if broken:
         return f", but not on GPU {broken[0]['index']}: {broken[0]['problem'].rstrip('.')}"
@@ -73,7 +74,7 @@ def _but(info: dict) -> str:
     return f"; there are CUDA kernels ({archs}), but torch sees no GPU"
 
 
-def render(info: dict) -> str:
+def render(info: dict[str, Any]) -> str:
     build = info["build"]
     archs = ", ".join(f"sm_{arch}" for arch in build.get("cuda_archs", ()))
     rows = [
@@ -108,13 +109,13 @@ def render(info: dict) -> str:
     return "\n".join(f"{name:<{width}}  {text.rstrip()}" for name, text in rows)
 
 
-def _built_with(build: dict) -> str:
+def _built_with(build: dict[str, Any]) -> str:
     nvcc = f", nvcc {build['cuda_version']}" if build.get("cuda_version") else ""
     compiler, torch_version = build.get("cxx_compiler", "?"), build.get("torch_version", "?")
     return f"{compiler}{nvcc}, torch {torch_version}"
 
 
-def _off_reason(build: dict) -> str:
+def _off_reason(build: dict[str, Any]) -> str:
     return build.get("cuda_off_reason") or "the reason was not recorded"
 
 
@@ -151,7 +152,8 @@ def _cpu_simd() -> str:
     try:
         from ._host import build_info  # optional: it belongs to one version of Python
 
-        return build_info().cpu_simd
+        simd: str = build_info().cpu_simd
+        return simd
     except Exception:
         return ""
 
@@ -172,7 +174,7 @@ def _problem(device: str) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def _gpus() -> list[dict]:
+def _gpus() -> list[dict[str, Any]]:
     import torch
 
     gpus = []

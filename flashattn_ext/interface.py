@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Literal, overload
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -10,7 +12,25 @@ from . import _checks, _ops
 from ._operand_checks import lse_shape
 from ._score_checks import OPEN_WINDOW
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+    from ._options import FwdOptions
+
+
+@overload
+def flash_fwd(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False,
+    **options: Unpack[FwdOptions],
+) -> Tensor: ...  # fmt: skip
+@overload
+def flash_fwd(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Unpack[FwdOptions]
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def flash_fwd(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[FwdOptions]
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def flash_fwd(
     q: Tensor,
     k: Tensor,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, Literal, overload
+
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -11,6 +13,27 @@ from ._operand_checks import lse_shape
 from ._score_checks import OPEN_WINDOW
 
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._options import SplitkvOptions
+
+
+@overload
+def flash_fwd_splitkv(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cache_seqlens: int | Tensor,
+    return_lse: Literal[False] = False, **options: Unpack[SplitkvOptions],
+) -> Tensor: ...  # fmt: skip
+@overload
+def flash_fwd_splitkv(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cache_seqlens: int | Tensor,
+    return_lse: Literal[True], **options: Unpack[SplitkvOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def flash_fwd_splitkv(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cache_seqlens: int | Tensor, return_lse: bool,
+    **options: Unpack[SplitkvOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def flash_fwd_splitkv(
     q: Tensor,
     k_cache: Tensor,
@@ -134,14 +157,16 @@ def flash_fwd_splitkv(
         cache_batch_idx, cache_leftpad, rotary_cos, rotary_sin, rotary_interleaved, softmax_scale,
         causal, window_size, softcap, alibi_slopes, sinks, num_splits, split_size, out,
     )  # fmt: skip
-    lengths, length = cache_seqlens, 0
-    if not isinstance(cache_seqlens, Tensor):
-        lengths, length = None, int(cache_seqlens)
-        if is_dynamo_compiling():  # as an int, it would be baked into the graph
-            batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-            lengths = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
-            length = 0
-    arguments = (
+    lengths: Tensor | None = None
+    length = 0
+    if isinstance(cache_seqlens, Tensor):
+        lengths = cache_seqlens
+    elif is_dynamo_compiling():  # as an int, it would be baked into the graph
+        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+        lengths = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
+    else:
+        length = int(cache_seqlens)
+    arguments: tuple[Any, ...] = (
         q, k_cache, v_cache, lengths, length, block_table, cu_seqlens_q, bound_q, cache_batch_idx,
         cache_leftpad, scale, left, right, softcap, alibi_slopes, sinks, num_splits, split_size,
     )  # fmt: skip
