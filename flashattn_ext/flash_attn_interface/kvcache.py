@@ -136,7 +136,7 @@ def flash_attn_with_kvcache(
     )
 
 
-def _all_tokens(k_cache, block_table, k):
+def _all_tokens(k_cache: Tensor, block_table: Tensor | None, k: Tensor | None) -> int:
     """The length of every sequence of a cache that is full."""
     if k is not None:
         raise ValueError(

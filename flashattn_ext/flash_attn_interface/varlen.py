@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from .._score_checks import OPEN_WINDOW, check_bound
@@ -9,6 +11,9 @@ from .._tensor_checks import check_lengths, check_metadata, require_tensor
 from ..interface import flash_fwd
 from ..splitkv import flash_fwd_splitkv
 from ._arguments import inner_contiguous, refuse, results, unpack
+
+if TYPE_CHECKING:
+    from .._options import CommonOptions
 
 
 def flash_attn_varlen_func(
@@ -60,7 +65,9 @@ def flash_attn_varlen_func(
     """
     del deterministic  # both values are true
     refuse("dropout_p", dropout_p, 0.0)
-    score = {
+    options: CommonOptions = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "max_seqlen_q": max_seqlen_q,
         "softmax_scale": softmax_scale,
         "causal": causal,
         "window_size": window_size,
@@ -73,11 +80,9 @@ def flash_attn_varlen_func(
             q,
             inner_contiguous(k),
             inner_contiguous(v),
-            cu_seqlens_q=cu_seqlens_q,
             cu_seqlens_k=cu_seqlens_k,
-            max_seqlen_q=max_seqlen_q,
             max_seqlen_k=max_seqlen_k,
-            **score,
+            **options,
             return_lse=True,
         )
     else:
@@ -88,15 +93,13 @@ def flash_attn_varlen_func(
             v,
             cache_seqlens=_lengths(q, cu_seqlens_q, cu_seqlens_k),
             block_table=inner_contiguous(block_table),
-            cu_seqlens_q=cu_seqlens_q,
-            max_seqlen_q=max_seqlen_q,
-            **score,
+            **options,
             return_lse=True,
         )
     return results(out, lse, return_attn_probs)
 
 
-def _lengths(q, cu_seqlens_q, cu_seqlens_k):
+def _lengths(q: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Tensor:
     """Of the keys of each sequence; stays on the device."""
     require_tensor("q", q)
     check_metadata("cu_seqlens_q", cu_seqlens_q, q.device)

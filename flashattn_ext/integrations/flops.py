@@ -13,11 +13,16 @@ waits for it; for tensors without memory (fake, meta) upper bounds take their pl
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from .. import _ops
+
+Formula = Callable[..., int]
 
 
 def register() -> None:
@@ -33,14 +38,16 @@ def register() -> None:
     for name, formula in _FORMULAS.items():
         operator = getattr(torch.ops.flashattn_ext, name)
         if operator not in flop_registry:
-            register_flop_formula(operator, get_raw=True)(formula)
+            add: Callable[[Formula], Formula] = register_flop_formula(operator, get_raw=True)
+            add(formula)
 
 
 def _fwd(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, max_seqlen_q, max_seqlen_k,
-    softmax_scale, window_left, window_right, *_others, out_val=None, **_kwargs,
-):  # fmt: skip
-    if cu_seqlens_q is None:
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
+    seqused_k: Tensor | None, max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float,
+    window_left: int, window_right: int, *_others: Any, out_val: Any = None, **_kwargs: Any,
+) -> int:  # fmt: skip
+    if cu_seqlens_q is None or cu_seqlens_k is None:
         lengths_q, lengths_k = [q.shape[1]] * q.shape[0], [k.shape[1]] * q.shape[0]
     else:
         lengths_q = _packed(cu_seqlens_q, max_seqlen_q, q.shape[0])
@@ -53,10 +60,12 @@ def _fwd(
 
 
 def _fwd_splitkv(
-    q, k_cache, v_cache, cache_seqlens, cache_seqlen, block_table, cu_seqlens_q, max_seqlen_q,
-    cache_batch_idx, cache_leftpad, softmax_scale, window_left, window_right, *_others,
-    new=0, out_val=None, **_kwargs,
-):  # fmt: skip
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor | None, cache_seqlen: int,
+    block_table: Tensor | None, cu_seqlens_q: Tensor | None, max_seqlen_q: int,
+    cache_batch_idx: Tensor | None, cache_leftpad: Tensor | None, softmax_scale: float,
+    window_left: int, window_right: int, *_others: Any, new: int = 0, out_val: Any = None,
+    **_kwargs: Any,
+) -> int:  # fmt: skip
     if cu_seqlens_q is None:
         lengths_q = [q.shape[1]] * q.shape[0]
     else:
@@ -72,13 +81,13 @@ def _fwd_splitkv(
     return _flops(q, lengths_q, lengths_k, window_left, window_right)
 
 
-def _fwd_splitkv_append(*arguments, out_val=None, **_kwargs):
+def _fwd_splitkv_append(*arguments: Any, out_val: Any = None, **_kwargs: Any) -> int:
     k_new = arguments[_K_NEW]
     return _fwd_splitkv(*arguments, new=k_new.shape[1])
 
 
 _K_NEW = _ops._ARGUMENTS["fwd_splitkv_append"].index("k_new")
-_FORMULAS = {
+_FORMULAS: dict[str, Formula] = {
     "fwd": _fwd,
     "fwd_out": _fwd,
     "fwd_splitkv": _fwd_splitkv,
@@ -88,7 +97,7 @@ _FORMULAS = {
 }
 
 
-def _flops(q, lengths_q, lengths_k, left, right):
+def _flops(q: Tensor, lengths_q: list[int], lengths_k: list[int], left: int, right: int) -> int:
     heads, head_dim = q.shape[-2:]
     pairs = sum(
         visible_pairs(sq, sk, left, right) for sq, sk in zip(lengths_q, lengths_k, strict=True)
@@ -103,17 +112,17 @@ def visible_pairs(sq: int, sk: int, left: int, right: int) -> int:
     return end - begin
 
 
-def _sum_of_clamped(start, count, limit):
+def _sum_of_clamped(start: int, count: int, limit: int) -> int:
     """The sum of min(max(x, 0), limit) over the `count` numbers x from `start` on."""
 
-    def below(x):
+    def below(x: int) -> int:
         rising = max(0, min(x, limit + 1))
         return rising * (rising - 1) // 2 + max(0, x - limit - 1) * limit
 
     return below(start + count) - below(start)
 
 
-def _packed(cu_seqlens, bound, total):
+def _packed(cu_seqlens: Tensor, bound: int, total: int) -> list[int]:
     """Lengths of packed sequences."""
     offsets = _read(cu_seqlens)
     if offsets is None:

@@ -69,7 +69,7 @@ def unified_attention(
             outputs, ``qq_bias``, ``mm_prefix_range``, ``use_alibi_sqrt``, ``chunk_lookback``.
         ValueError: as `flash_fwd_splitkv` does.
     """
-    needed = {"q": q, "k": k, "v": v, "out": out, "cu_seqlens_q": cu_seqlens_q}
+    needed: dict[str, Tensor] = {"q": q, "k": k, "v": v, "out": out, "cu_seqlens_q": cu_seqlens_q}
     for name, tensor in {**needed, "seqused_k": seqused_k, "block_table": block_table}.items():
         require_tensor(name, tensor)
     del max_seqlen_k, seq_threshold_3D, num_par_softmax_segments
@@ -96,7 +96,7 @@ def unified_attention(
         max_seqlen_q=max_seqlen_q,
         softmax_scale=softmax_scale,
         causal=True,
-        window_size=(-1, -1) if window_size is None else tuple(window_size),
+        window_size=(-1, -1) if window_size is None else window_size,
         softcap=0.0 if softcap is None else softcap,
         alibi_slopes=alibi_slopes,
         sinks=sinks,
@@ -105,8 +105,9 @@ def unified_attention(
 
 
 def _refuse_quantised(
-    q, k, v, q_descale, output_scale, kv_quant_mode, k_scale_cache, v_scale_cache
-):
+    q: Tensor, k: Tensor, v: Tensor, q_descale: Tensor | None, output_scale: Tensor | None,
+    kv_quant_mode: int | None, k_scale_cache: Tensor | None, v_scale_cache: Tensor | None,
+) -> None:  # fmt: skip
     _refuse("kv_quant_mode", 0 if kv_quant_mode is None else int(kv_quant_mode), 0)
     for name, cache in (("k", k), ("v", v)):
         if cache.dtype != q.dtype:
@@ -120,7 +121,7 @@ def _refuse_quantised(
     _refuse("v_scale_cache", v_scale_cache, None)
 
 
-def _refuse(name, value, served):
+def _refuse(name: str, value: object, served: object) -> None:
     if value is served or (isinstance(value, (int, bool)) and value == served):
         return
     got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)

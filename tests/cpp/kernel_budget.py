@@ -67,8 +67,9 @@ def check(found: dict[int, dict[str, tuple[int, int]]]) -> list[str]:
         for name, (registers, frame) in sorted(functions.items(), key=lambda item: names[item[0]]):
             print(f"  {registers:4}  {frame:5}  {names[name]}")
             if frame > MAX_FRAME_BYTES:
-                faults.append(f"sm_{arch} {names[name]}: {frame} bytes of stack, "
-                              f"allowed {MAX_FRAME_BYTES}")
+                faults.append(
+                    f"sm_{arch} {names[name]}: {frame} bytes of stack, allowed {MAX_FRAME_BYTES}"
+                )
         if len(functions) > MAX_KERNELS:
             faults.append(f"sm_{arch}: {len(functions)} kernels, allowed {MAX_KERNELS}")
     return faults

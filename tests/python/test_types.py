@@ -1,0 +1,27 @@
+"""What py.typed promises: annotations that mypy accepts, and overloads that know every keyword."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from flashattn_ext import _options, flash_fwd, flash_fwd_splitkv
+
+TREE = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "function, options, others",
+    [
+        (flash_fwd, _options.FwdOptions, {"return_lse"}),
+        (flash_fwd_splitkv, _options.SplitkvOptions, {"return_lse", "cache_seqlens"}),
+    ],
+    ids=["flash_fwd", "flash_fwd_splitkv"],
+)
+def test_overloads_have_every_keyword(function, options, others):
+    parameters = inspect.signature(function).parameters.values()
+    keywords = {p.name: p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for name in others:
+        del keywords[name]
+    typed = inspect.get_annotations(options)  # those of its base too
+    assert {name: kind.__forward_arg__ for name, kind in typed.items()} == keywords
