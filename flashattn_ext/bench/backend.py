@@ -6,9 +6,9 @@ and otherwise hands over a `Call`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -20,8 +20,8 @@ class Call(NamedTuple):
     """``run(*arguments)`` for arguments out of `rotation`; ``tidy`` brings what it returns into the
     shape of `reference.expected` and is not part of what is measured."""
 
-    run: Callable
-    rotation: list[tuple]
+    run: Callable[..., Any]
+    rotation: Sequence[tuple[Tensor, ...]]
     tidy: Callable[..., Tensor]
 
 
@@ -45,6 +45,6 @@ class Backend:
     def call(self, problem: Problem) -> Call:
         raise NotImplementedError
 
-    def context(self) -> AbstractContextManager:
+    def context(self) -> AbstractContextManager[None]:
         """What surrounds all calls, and is not part of what is measured."""
         return nullcontext()

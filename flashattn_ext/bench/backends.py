@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 import flashattn_ext
@@ -21,11 +23,11 @@ class Ours(Backend):
         if isinstance(problem, PrefillProblem):
             return self._prefill(problem)
         case = problem.case
-        options = {} if problem.table is None else {"block_table": problem.table}
+        options: dict[str, Any] = {} if problem.table is None else {"block_table": problem.table}
         if case.split_size:
             options["split_size"] = case.split_size
 
-        def run(k: Tensor, v: Tensor) -> Tensor:
+        def run(k: Tensor, v: Tensor) -> Any:
             return flashattn_ext.flash_fwd_splitkv(
                 problem.q, k, v, cache_seqlens=problem.used, cu_seqlens_q=problem.starts,
                 max_seqlen_q=problem.longest_query, causal=case.causal, **options,
@@ -35,7 +37,7 @@ class Ours(Backend):
 
     def _prefill(self, problem: PrefillProblem) -> Call:
         case = problem.case
-        options = {"causal": case.causal, **problem.scores}
+        options: dict[str, Any] = {"causal": case.causal, **problem.scores}
         operands = (problem.q, problem.k, problem.v)
         if case.packed:
             operands = problem.packed()
@@ -44,7 +46,7 @@ class Ours(Backend):
                 "cu_seqlens_k": problem.starts(case.kv_len), "max_seqlen_k": case.kv_len,
             }  # fmt: skip
 
-        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Any:
             return flashattn_ext.flash_fwd(q, k, v, **options)
 
         return Call(run, [operands], lambda out: out.view(problem.q.shape))
@@ -58,7 +60,9 @@ class Formula(Backend):
     def refuses(self, case: Case) -> str:
         return "" if isinstance(case, Combine) else "only writes out the formula of combine"
 
-    def call(self, problem: CombineProblem) -> Call:
+    def call(self, problem: Problem) -> Call:
+        assert isinstance(problem, CombineProblem)  # the others are refused
+
         def run(out_partial: Tensor, lse_partial: Tensor) -> tuple[Tensor, Tensor]:
             lse = lse_partial.logsumexp(0)
             weights = (lse_partial - lse).exp().transpose(2, 3).unsqueeze(-1)

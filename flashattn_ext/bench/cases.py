@@ -7,13 +7,15 @@ other fields belong to the grids (grids.py).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from .lengths import write_lengths
 
 ELEMENT_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 OPEN_WINDOW = (-1, -1)
+_OPEN: Any = None  # a number once `settled` has run
+Lengths = tuple[tuple[int, int], ...]  # (queries, cached tokens) of each sequence
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,12 @@ class Prefill:
     CALL: ClassVar = "flash_fwd"
 
     name: str = "prefill"
-    batch: int | None = None
-    heads: int | None = None
-    kv_heads: int | None = None
+    batch: int = _OPEN
+    heads: int = _OPEN
+    kv_heads: int = _OPEN
     head_dim: int = 128
     seqlen: int = 4096
-    kv_len: int | None = None
+    kv_len: int = _OPEN
     causal: bool = False
     dtype: str = "bfloat16"
     window: tuple[int, int] = OPEN_WINDOW
@@ -84,12 +86,19 @@ class Prefill:
         return " ".join([*parts, SHORT_DTYPES[self.dtype]])
 
 
-@dataclass(frozen=True)
 class _Cached:
     """What `Decode` and `Mixed` share: queries of `lengths` over a cache."""
 
     UNIT: ClassVar = "TB/s"
     CALL: ClassVar = "flash_fwd_splitkv"
+
+    kv_heads: int
+    head_dim: int
+    dtype: str
+
+    @property
+    def lengths(self) -> Lengths:
+        raise NotImplementedError
 
     def work(self) -> float:
         return self.bytes()
@@ -121,7 +130,7 @@ class Decode(_Cached):
     split_size: int | None = None
 
     @property
-    def lengths(self) -> tuple[tuple[int, int], ...]:
+    def lengths(self) -> Lengths:
         return ((self.seqlen, self.kv_len),) * self.batch
 
     def settled(self) -> Decode:
@@ -149,15 +158,15 @@ class Mixed(_Cached):
     )  # fmt: skip
 
     name: str = "mixed"
-    lengths: tuple[tuple[int, int], ...] = ()
+    lengths: Lengths = ()
     heads: int = 32
     kv_heads: int = 8
     head_dim: int = 128
     page_size: int = 16
     causal: bool = True
     dtype: str = "bfloat16"
-    capacity: ClassVar = None
-    split_size: ClassVar = None
+    capacity: ClassVar[None] = None
+    split_size: ClassVar[None] = None
 
     def settled(self) -> Mixed:
         _check_heads(self)

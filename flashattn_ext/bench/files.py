@@ -6,6 +6,7 @@ import csv
 import json
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 from .measure import Record
 
@@ -15,7 +16,7 @@ SHAPE = (
 )  # fmt: skip
 
 
-def write_json(path: Path, run: dict, records: list[Record]) -> None:
+def write_json(path: Path, run: dict[str, Any], records: list[Record]) -> None:
     """`run` says what holds for all: machine, clocks, roofs, command."""
     result = {**run, "records": [asdict(record) for record in records]}
     path.write_text(json.dumps(result, indent=1) + "\n")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
-from .cases import Case, Combine, Decode, Mixed, Prefill
+from .cases import Case, Combine, Decode, Lengths, Mixed, Prefill
 from .lengths import log_normal, read_lengths
 
 GPU_PEERS = ("ours", "sdpa-flash", "sdpa-cudnn", "fa3", "triton")
@@ -24,14 +25,14 @@ class Suite:
     templates: Callable[[str], Iterable[Case]]
     device: str = "cuda"
     backends: tuple[str, ...] = GPU_PEERS
-    size: dict | None = None
+    size: dict[str, int] | None = None
     clock: str = ""  # "host": the time that a call keeps its caller; otherwise the device's time
     seconds: float = 0.3  # spent on each number at least
     grouped: bool = False  # by the first part of the cases' names
 
-    def cases(self, device: str, given: dict[str, list], name: str | None = None) -> list[Case]:
-        """The default cases, each with every combination of the `given` options instead of its
-        own values; equal ones once. `name` keeps those of one name, or of one group.
+    def cases(self, device: str, given: dict[str, Any], name: str | None = None) -> list[Case]:
+        """The default cases, each with every combination of the `given` lists instead of its own
+        values; equal ones once. `name` keeps those of one name, or of one group.
 
         Raises ValueError for an option that a case does not have, and for an unknown name.
         """
@@ -49,11 +50,11 @@ class Suite:
                 raise ValueError("--dtype: float32 is for the CPU (and for the parts of combine)")
         return list(cases)
 
-    def _size(self, case: Case) -> dict:
+    def _size(self, case: Case) -> dict[str, int]:
         return (self.size or GPU_SIZE) if isinstance(case, Prefill) else {}
 
 
-def _vary(case: Case, given: dict[str, list]) -> Iterator[Case]:
+def _vary(case: Case, given: dict[str, Any]) -> Iterator[Case]:
     for option in given:
         if option not in case.OPTIONS:
             raise ValueError(
@@ -88,7 +89,7 @@ def _decode(device: str) -> Iterator[Case]:
 
 
 def _mixed(device: str) -> Iterator[Case]:
-    def ones(lengths):
+    def ones(lengths: Iterable[int]) -> Lengths:
         return tuple((1, n) for n in lengths)
 
     yield Mixed("three", read_lengths("1:1328,5:18,129:463"))
@@ -106,7 +107,12 @@ def _combine(device: str) -> Iterator[Case]:
 
 def _overhead(device: str) -> Iterator[Case]:
     # On a CPU the caller computes, so a batch of 0 leaves its preparations alone.
-    small = {"batch": 1 if device == "cuda" else 0, "heads": 8, "kv_heads": 8, "head_dim": 64}
+    small: dict[str, Any] = {
+        "batch": 1 if device == "cuda" else 0,
+        "heads": 8,
+        "kv_heads": 8,
+        "head_dim": 64,
+    }
     yield Prefill("flash_fwd", seqlen=16, causal=True, **small)
     yield Prefill("flash_fwd-packed", seqlen=16, causal=True, packed=True, **small)
     yield Decode("splitkv", kv_len=64, **small)

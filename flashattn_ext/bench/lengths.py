@@ -38,6 +38,6 @@ def log_normal(count: int, largest: int, seed: int) -> list[int]:
     """`count` lengths as real traffic has them: many short ones, few long ones, one `largest`."""
     source = torch.Generator().manual_seed(seed)
     lengths = torch.exp(torch.randn(count, generator=source) * 1.2 + math.log(largest / 16))
-    lengths = lengths.clamp(1, largest).long().tolist()
-    lengths[0] = largest
-    return lengths
+    result: list[int] = lengths.clamp(1, largest).long().tolist()
+    result[0] = largest
+    return result

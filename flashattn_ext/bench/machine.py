@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import torch
 
@@ -14,6 +15,7 @@ import flashattn_ext
 
 from .._build import BUILD
 
+Clocks = dict[str, float | None]  # by the names of CLOCKS
 CLOCKS = {
     "sm_mhz": "clocks.sm", "sm_max_mhz": "clocks.max.sm", "memory_mhz": "clocks.mem",
     "memory_max_mhz": "clocks.max.mem", "temperature_c": "temperature.gpu", "power_w": "power.draw",
@@ -21,7 +23,7 @@ CLOCKS = {
 }  # fmt: skip
 
 
-def facts(device: str) -> dict:
+def facts(device: str) -> dict[str, Any]:
     """What does not change during a run."""
     on_gpu = device == "cuda"
     return {
@@ -44,14 +46,14 @@ def facts(device: str) -> dict:
     }
 
 
-def clocks() -> dict[str, float | None]:
+def clocks() -> Clocks:
     """Clocks, temperature and power of the current GPU as they are now; None where unknown."""
     values = _query_gpu(list(CLOCKS.values()))
     return {name: _number(value) for name, value in zip(CLOCKS, values, strict=True)}
 
 
-def describe(facts: dict, now: dict | None) -> list[str]:
-    """The same in a few lines."""
+def describe(facts: dict[str, Any], now: Clocks | None) -> list[str]:
+    """The same in a few lines, with the clocks `now` of a GPU."""
     lines = [
         f"flashattn_ext {facts['flashattn_ext']} ({facts['git_commit'] or 'commit unknown'}), "
         f"torch {facts['torch']}, CUDA {facts['cuda'] or 'none'}, Python {facts['python']}, "
@@ -63,7 +65,7 @@ def describe(facts: dict, now: dict | None) -> list[str]:
             f"{facts['driver'] or 'unknown'}, cuDNN {facts['cudnn'] or 'none'}, "
             f"Triton {facts['triton'] or 'none'}"
         )
-        lines.append(describe_clocks(now))
+        lines += [] if now is None else [describe_clocks(now)]
     else:
         lines.append(f"{facts['cpu']}, {facts['cpu_threads']} threads")
     if facts["checks"]:
@@ -73,7 +75,7 @@ def describe(facts: dict, now: dict | None) -> list[str]:
     return lines
 
 
-def describe_clocks(now: dict[str, float | None]) -> str:
+def describe_clocks(now: Clocks) -> str:
     shown = {name: "?" if value is None else f"{value:.0f}" for name, value in now.items()}
     return (
         f"clocks: SM {shown['sm_mhz']} of {shown['sm_max_mhz']} MHz, memory {shown['memory_mhz']} "

@@ -6,16 +6,20 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from . import reference, timing
-from .backend import Backend
+from .backend import Backend, Call
 from .cases import Case, Prefill
 from .grids import Suite
 from .lengths import write_lengths
 from .problems import Problem, build
 from .roof import Roofs
+
+_NOT_MEASURED: Any = None  # where `status` tells that there is no number
 
 CLOCKS = {
     "host": timing.host_times,
@@ -32,33 +36,34 @@ class Record:
     `status` is "measured", "absent" (not on this machine), "refuses" (does not take such a case),
     "failed" (raised), or "wrong" (compared and not timed); `reason` says why. Times are in
     microseconds. `unit` says which rate counts, and `roof` is in that unit. `difference` is that of
-    the comparison, None without one and where it is not finite.
+    the comparison, None without one and where it is not finite; so are the other numbers without a
+    measurement.
     """
 
     suite: str
     case: str
     label: str
     call: str
-    shape: dict
+    shape: dict[str, Any]
     backend: str
     device: str
     clock: str
     status: str = "measured"
     reason: str = ""
-    median_us: float | None = None
-    p10_us: float | None = None
-    p90_us: float | None = None
-    samples: int | None = None
+    median_us: float = _NOT_MEASURED
+    p10_us: float = _NOT_MEASURED
+    p90_us: float = _NOT_MEASURED
+    samples: int = _NOT_MEASURED
     unit: str = ""
-    tflops: float | None = None
-    tb_per_s: float | None = None
-    roof: float | None = None
-    roof_fraction: float | None = None
+    tflops: float = _NOT_MEASURED
+    tb_per_s: float = _NOT_MEASURED
+    roof: float = _NOT_MEASURED
+    roof_fraction: float = _NOT_MEASURED
     difference: float | None = None
     repro: str = ""
 
     @property
-    def rate(self) -> float | None:
+    def rate(self) -> float:
         return self.tflops if self.unit == "TFLOP/s" else self.tb_per_s
 
 
@@ -71,7 +76,7 @@ class Measurement:
     seconds: float | None = None  # None: what the suite says
     began: Callable[[str], None] = field(default=lambda text: None)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.roofs = Roofs(self.device)
 
     def of(
@@ -112,7 +117,7 @@ class _Bench:
         self.case, self.device, self.clock = case, device, clock
         self.refcheck, self.seconds = refcheck, seconds
         self.problem: Problem | None = None
-        self.expected = None
+        self.expected: Tensor | None = None
 
     def fill(self, record: Record, backend: Backend) -> None:
         """Compares if asked, then times; what goes wrong is written into the record."""
@@ -137,7 +142,8 @@ class _Bench:
         with backend.context(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says on the way why it has no such kernel
             if self.refcheck:
-                difference, allowed = self._difference(call), reference.tolerance(self.problem)
+                difference = self._difference(self.problem, call)
+                allowed = reference.tolerance(self.problem)
                 record.difference = difference if math.isfinite(difference) else None
                 if not difference <= allowed:
                     record.status = "wrong"
@@ -148,9 +154,9 @@ class _Bench:
             times = CLOCKS[self.clock](call.run, call.rotation, self.seconds)
         record.median_us, record.p10_us, record.p90_us, record.samples = times
 
-    def _difference(self, call) -> float:
+    def _difference(self, problem: Problem, call: Call) -> float:
         if self.expected is None:
-            self.expected = reference.expected(self.problem)
+            self.expected = reference.expected(problem)
         return reference.difference(call.tidy(call.run(*call.rotation[0])), self.expected)
 
     def close(self) -> None:
@@ -167,12 +173,12 @@ def clock_of(suite: Suite, case: Case, device: str) -> str:
     return "events" if isinstance(case, Prefill) else "graph"
 
 
-def shape_of(case: Case) -> dict:
+def shape_of(case: Case) -> dict[str, Any]:
     """The fields of a case, without its name; lengths as `read_lengths` reads them."""
     shape = asdict(case)
     del shape["name"]
     if "lengths" in shape:
-        shape["lengths"] = write_lengths(case.lengths)
+        shape["lengths"] = write_lengths(shape["lengths"])
     if "window" in shape:
-        shape["window"] = list(case.window)
+        shape["window"] = list(shape["window"])
     return shape

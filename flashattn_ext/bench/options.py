@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from .cases import ELEMENT_SIZES, Case
 from .grids import SUITES
@@ -65,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def given_shape(arguments: argparse.Namespace) -> dict[str, list]:
+def given_shape(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         name: getattr(arguments, name) for name in SHAPE if getattr(arguments, name) is not None
     }
@@ -106,7 +108,7 @@ def unwritable(arguments: argparse.Namespace) -> str:
     return ""
 
 
-def _numbers(least: int):
+def _numbers(least: int) -> Callable[[str], list[int]]:
     def read(text: str) -> list[int]:
         numbers = [int(word) for word in text.split(",")]
         if min(numbers) < least:
@@ -117,8 +119,8 @@ def _numbers(least: int):
     return read
 
 
-def _choices(meanings: dict[str, object]):
-    def read(text: str) -> list:
+def _choices(meanings: dict[str, Any]) -> Callable[[str], list[Any]]:
+    def read(text: str) -> list[Any]:
         words = text.split(",")
         if unknown := [word for word in words if word not in meanings]:
             raise argparse.ArgumentTypeError(
@@ -129,7 +131,7 @@ def _choices(meanings: dict[str, object]):
     return read
 
 
-def _lengths(text: str) -> list:
+def _lengths(text: str) -> list[tuple[tuple[int, int], ...]]:
     try:
         return [read_lengths(text)]
     except ValueError as error:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .backend import Backend, Call
 from .cases import Case, Combine, Prefill
-from .problems import CACHE_PAGE, CacheProblem, PrefillProblem, Problem
+from .problems import CACHE_PAGE, CacheProblem, CombineProblem, PrefillProblem, Problem
 
 
 @functools.cache
@@ -32,6 +34,22 @@ def _load() -> tuple[ModuleType | None, str]:
 
 class _Peer(Backend):
     function: str
+
+    def attend(self) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(_load()[0], self.function)
+        return function
+
+    def call(self, problem: Problem) -> Call:
+        assert not isinstance(problem, CombineProblem)  # refused
+        if isinstance(problem, PrefillProblem):
+            return self._prefill(problem)
+        return self._over_cache(problem)
+
+    def _prefill(self, problem: PrefillProblem) -> Call:
+        raise NotImplementedError
+
+    def _over_cache(self, problem: CacheProblem) -> Call:
+        raise NotImplementedError
 
     def missing(self, device: str) -> str:
         if device != "cuda":
@@ -67,32 +85,32 @@ class Fa3(_Peer):
             return "has no ALiBi"
         return super().refuses(case)
 
-    def call(self, problem: Problem) -> Call:
-        fa3 = _load()[0].fa3
-        case = problem.case
-        if isinstance(problem, PrefillProblem):
-            options = {
-                "cu_seqlens_q": problem.starts(case.seqlen), "max_seqlen_q": case.seqlen,
-                "cu_seqlens_k": problem.starts(case.kv_len), "max_seqlen_k": case.kv_len,
-                "causal": case.causal, "window": case.window, "softcap": case.softcap,
-            }  # fmt: skip
+    def _prefill(self, problem: PrefillProblem) -> Call:
+        case, attend = problem.case, self.attend()
+        options = {
+            "cu_seqlens_q": problem.starts(case.seqlen), "max_seqlen_q": case.seqlen,
+            "cu_seqlens_k": problem.starts(case.kv_len), "max_seqlen_k": case.kv_len,
+            "causal": case.causal, "window": case.window, "softcap": case.softcap,
+        }  # fmt: skip
 
-            def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-                return fa3(q, k, v, **options)
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Any:
+            return attend(q, k, v, **options)
 
-            shape = problem.q.shape
-            return Call(run, [problem.packed()], lambda result: result[0].view(shape))
+        shape = problem.q.shape
+        return Call(run, [problem.packed()], lambda result: result[0].view(shape))
 
+    def _over_cache(self, problem: CacheProblem) -> Call:
+        attend = self.attend()
         options = {} if problem.table is None else {"block_table": problem.table}
 
-        def run_cached(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            return fa3(
+        def run(k: Tensor, v: Tensor) -> Any:
+            return attend(
                 problem.q, k, v, cu_seqlens_q=problem.starts, seqused_k=problem.used,
                 max_seqlen_q=problem.longest_query, max_seqlen_k=problem.longest,
-                causal=case.causal, num_splits=0, **options,
+                causal=problem.case.causal, num_splits=0, **options,
             )  # fmt: skip
 
-        return Call(run_cached, problem.rotation, lambda result: result[0])
+        return Call(run, problem.rotation, lambda result: result[0])
 
 
 class Triton(_Peer):
@@ -112,11 +130,6 @@ class Triton(_Peer):
                 return "reads pages only"
         return super().refuses(case)
 
-    def call(self, problem: Problem) -> Call:
-        if isinstance(problem, PrefillProblem):
-            return self._prefill(problem)
-        return self._over_pages(problem)
-
     def _prefill(self, problem: PrefillProblem) -> Call:
         """The keys and values as they lie, seen as pages in order."""
         case = problem.case
@@ -133,17 +146,17 @@ class Triton(_Peer):
             "block_table": table.view(case.batch, pages),
             "window": case.window, "softcap": case.softcap, "alibi_slopes": problem.slopes,
         }  # fmt: skip
-        attend = _load()[0].unified_attention
+        attend = self.attend()
 
-        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Any:
             return attend(q, k, v, **options)
 
         return Call(run, [(q, k, v)], lambda out: out.view(problem.q.shape))
 
-    def _over_pages(self, problem: CacheProblem) -> Call:
-        attend = _load()[0].unified_attention
+    def _over_cache(self, problem: CacheProblem) -> Call:
+        attend = self.attend()
 
-        def run(k: Tensor, v: Tensor) -> Tensor:
+        def run(k: Tensor, v: Tensor) -> Any:
             return attend(
                 problem.q, k, v, cu_seqlens_q=problem.starts, seqused_k=problem.used,
                 max_seqlen_q=problem.longest_query, max_seqlen_k=problem.longest,

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .measure import Record
 from .table import cut, group
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 BAR = 0.16  # inches
 UNIT_OF_TIME = "us"
@@ -20,10 +25,12 @@ def missing() -> str:
     return ""
 
 
-def write_plots(folder: Path, records: list[Record], titles: dict[str, str], machine: str) -> list:
+def write_plots(
+    folder: Path, records: list[Record], titles: dict[str, str], machine: str
+) -> list[Path]:
     """Writes ``folder/SUITE.png`` for each suite with something measured; returns the paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
+    paths: list[Path] = []
     for suite in dict.fromkeys(record.suite for record in records):
         mine = [r for r in records if r.suite == suite and r.status == "measured"]
         if mine:
@@ -34,7 +41,7 @@ def write_plots(folder: Path, records: list[Record], titles: dict[str, str], mac
     return paths
 
 
-def _bars(records: list[Record], titles: dict[str, str]):
+def _bars(records: list[Record], titles: dict[str, str]) -> Figure:
     """Axes for each unit, and in them a group of bars per case."""
     from matplotlib.figure import Figure
 
@@ -49,7 +56,9 @@ def _bars(records: list[Record], titles: dict[str, str]):
     return figure
 
 
-def _draw_bars(axes, records: list[Record], backends: list[str], titles: dict[str, str]) -> None:
+def _draw_bars(
+    axes: Axes, records: list[Record], backends: list[str], titles: dict[str, str]
+) -> None:
     """The rate, or the time where no rate counts."""
     rows = list(dict.fromkeys(map(_row, records)))
     thickness = 1 / (len(backends) + 1)
@@ -71,7 +80,7 @@ def _draw_bars(axes, records: list[Record], backends: list[str], titles: dict[st
     axes.legend(fontsize=7)
 
 
-def _growth(records: list[Record], titles: dict[str, str]):
+def _growth(records: list[Record], titles: dict[str, str]) -> Figure:
     """A pair of axes per dimension that grows, both logarithmic, with the range of p10 to p90."""
     from matplotlib.figure import Figure
 

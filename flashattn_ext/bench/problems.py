@@ -6,6 +6,9 @@ that memory is measured and not the L2 cache.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -32,32 +35,33 @@ def copies_of(used: int, allocated: int) -> int:
     return max(1, min(wanted, MOST_COPIES, int(MOST_ALLOCATED // max(1, allocated))))
 
 
-class Problem:
+class _Problem:
     def __init__(self, case: Case, device: str):
-        self.case, self.device = case, device
-        self.dtype = getattr(torch, case.dtype)
+        self.device = device
+        self.dtype: torch.dtype = getattr(torch, case.dtype)
 
     def random(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self.device, dtype=self.dtype)
 
-    def ints(self, values) -> Tensor:
+    def ints(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self.device)
 
 
-class PrefillProblem(Problem):
+class PrefillProblem(_Problem):
     def __init__(self, case: Prefill, device: str):
         super().__init__(case, device)
+        self.case = case
         self.q = self.random(case.batch, case.seqlen, case.heads, case.head_dim)
         self.k, self.v = (
             self.random(case.batch, case.kv_len, case.kv_heads, case.head_dim) for _ in range(2)
         )
-        self.slopes = None
+        self.slopes: Tensor | None = None
         if case.alibi:  # 2^(-8 i / heads), as the ALiBi paper has them for powers of two
             exponents = torch.arange(1, case.heads + 1, dtype=torch.float32, device=device)
             self.slopes = 2.0 ** (-8.0 * exponents / case.heads)
 
     @property
-    def scores(self) -> dict:
+    def scores(self) -> dict[str, Any]:
         """The keywords that `flash_fwd` takes for the scores, beside causal."""
         case = self.case
         return {
@@ -72,11 +76,12 @@ class PrefillProblem(Problem):
         return self.ints([n * length for n in range(self.case.batch + 1)])
 
 
-class CacheProblem(Problem):
+class CacheProblem(_Problem):
     """Packed queries ``q``, their ``starts``, the ``used`` lengths, and the block ``table``."""
 
     def __init__(self, case: Decode | Mixed, device: str, copies: bool):
         super().__init__(case, device)
+        self.case = case
         queries = [q for q, _ in case.lengths]
         keys = [k for _, k in case.lengths]
         self.longest_query, self.longest = max(queries, default=1), max(keys, default=1)
@@ -102,12 +107,16 @@ class CacheProblem(Problem):
         return table.to(self.device)
 
 
-class CombineProblem(Problem):
+class CombineProblem(_Problem):
     def __init__(self, case: Combine, device: str, copies: bool):
         super().__init__(case, device)
+        self.case = case
         rows = (case.parts, case.batch, case.seqlen, case.heads, case.head_dim)
         count = copies_of(case.bytes(), case.bytes()) if copies else 1
         self.rotation = []
         for _ in range(count):
             lse = torch.randn(case.parts, case.batch, case.heads, case.seqlen, device=self.device)
             self.rotation.append((self.random(*rows), lse))
+
+
+Problem = PrefillProblem | CacheProblem | CombineProblem

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 
 
 @contextmanager
@@ -29,9 +31,8 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
         yield began
 
 
-def _rich():
+def _rich() -> ModuleType | None:
     try:
-        import rich.progress
+        return importlib.import_module("rich.progress")
     except ImportError:
         return None
-    return rich.progress

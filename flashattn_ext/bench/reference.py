@@ -40,7 +40,8 @@ def difference(out: Tensor, reference: Tensor) -> float:
     if not reference.numel():
         return 0.0
     distance = (out.to(reference.dtype) - reference).norm(dim=-1)
-    return (distance / reference.norm(dim=-1).clamp_min(1e-3)).max().item()
+    relative = distance / reference.norm(dim=-1).clamp_min(1e-3)
+    return float(relative.max())
 
 
 def tolerance(problem: Problem) -> float:
@@ -52,8 +53,8 @@ def _exact(device: torch.device) -> torch.dtype:
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, window_size=(-1, -1), softcap=0.0,
-    alibi_slopes=None,
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """One sequence: ``q (sq, h, d)`` over ``k``, ``v (sk, hk, d)``, some rows at a time."""
     exact = _exact(q.device)

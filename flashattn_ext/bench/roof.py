@@ -49,7 +49,7 @@ class Roofs:
         """The roof of a rate in "TFLOP/s" or "TB/s"."""
         return self.memory if unit == "TB/s" else self.product(dtype)
 
-    def measured(self) -> dict:
+    def measured(self) -> dict[str, dict[str, float]]:
         """What has been measured so far."""
         bandwidth = self.__dict__.get("bandwidth", {})
         return {
@@ -57,6 +57,6 @@ class Roofs:
             "tflops": {dtype: round(value, 3) for dtype, value in self._products.items()},
         }
 
-    def _microseconds(self, run: Callable) -> float:
+    def _microseconds(self, run: Callable[[], object]) -> float:
         times = event_times if self.device == "cuda" else cpu_times
         return times(run, [()], SECONDS).median

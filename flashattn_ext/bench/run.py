@@ -13,6 +13,7 @@ from .cases import Case
 from .devices import device_of, refuse
 from .files import write_csv, write_json
 from .grids import SUITES
+from .machine import Clocks
 from .measure import Measurement, Record
 from .options import given_shape, parser, repro, unwritable
 from .progress import progress
@@ -66,7 +67,12 @@ def _listed(suite: str, case: Case) -> str:
 class Run:
     """Measures suite by suite, prints as it goes, and writes the files at the end."""
 
-    def __init__(self, arguments, devices: dict[str, str], backends: dict[str, list[Backend]]):
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        devices: dict[str, str],
+        backends: dict[str, list[Backend]],
+    ):
         self.arguments, self.devices, self.backends = arguments, devices, backends
         self.titles = {name: backend.title for name, backend in by_name().items()}
         self.records: list[Record] = []
@@ -100,7 +106,7 @@ class Run:
         suite, device = SUITES[name], self.devices[name]
         print(f"\n{name}: {suite.about}")
         self._say([_method(cases, device)] if suite.clock else [])
-        records = []
+        records: list[Record] = []
         for unit, part in groupby(cases, key=lambda case: "" if suite.clock else case.UNIT):
             self._table(name, unit, list(part), records)
         self._say(table.notes(records, self.titles))
@@ -142,10 +148,10 @@ class Run:
         parts = [f"{dtype} {roofs.product(dtype):.3g}" for dtype in dtypes]
         return f"roof, TFLOP/s of a matrix product: {', '.join(parts)}"
 
-    def _write(self, clocks: dict, interrupted: bool) -> None:
+    def _write(self, clocks: dict[str, Clocks | None], interrupted: bool) -> None:
         arguments = self.arguments
-        if clocks["after"]:
-            self._say(["", machine.describe_clocks(clocks["after"])])
+        if now := clocks["after"]:
+            self._say(["", machine.describe_clocks(now)])
         if arguments.json:
             about = {
                 "machine": self.facts,
@@ -165,7 +171,7 @@ class Run:
             for path in plots.write_plots(arguments.plots, self.records, self.titles, where):
                 print(f"wrote {path}")
 
-    def _clocks(self) -> dict | None:
+    def _clocks(self) -> Clocks | None:
         return machine.clocks() if self.facts["gpu"] else None
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,8 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from .backend import Backend, Call
-from .cases import OPEN_WINDOW, Case, Decode, Mixed, Prefill
-from .problems import PrefillProblem, Problem
+from .cases import OPEN_WINDOW, Case, Combine, Decode, Mixed, Prefill
+from .problems import CombineProblem, PrefillProblem, Problem
 
 
 class _Sdpa(Backend):
@@ -43,8 +44,10 @@ class _Sdpa(Backend):
 
     def call(self, problem: Problem) -> Call:
         case = problem.case
+        assert not isinstance(problem, CombineProblem)  # refused, as the next ones
+        assert not isinstance(case, (Mixed, Combine))
         # One query is the last one, which sees all keys.
-        options = {"is_causal": case.causal and case.seqlen > 1}
+        options: dict[str, Any] = {"is_causal": case.causal and case.seqlen > 1}
         if case.heads != case.kv_heads:
             options["enable_gqa"] = True
 
@@ -53,14 +56,14 @@ class _Sdpa(Backend):
 
         # (b, h, s, d), as views
         if isinstance(problem, PrefillProblem):
-            rotation = [tuple(t.transpose(1, 2) for t in (problem.q, problem.k, problem.v))]
-            return Call(run, rotation, lambda out: out.transpose(1, 2))
+            operands = tuple(t.transpose(1, 2) for t in (problem.q, problem.k, problem.v))
+            return Call(run, [operands], lambda out: out.transpose(1, 2))
         shape = (case.batch, case.seqlen, case.heads, case.head_dim)
         q = problem.q.view(shape).transpose(1, 2)
         rotation = [(q, k.transpose(1, 2), v.transpose(1, 2)) for k, v in problem.rotation]
         return Call(run, rotation, lambda out: out.transpose(1, 2).reshape(problem.q.shape))
 
-    def context(self) -> AbstractContextManager:
+    def context(self) -> AbstractContextManager[None]:
         return sdpa_kernel(self.kernel)
 
 

@@ -27,7 +27,7 @@ class Table:
         figures = MEDIAN + SPREAD + (RATE + ROOF if unit else 0)
         figures += RATIO * grouped + OTHER * len(self.others)
         self.case = min(max(map(len, [*labels, "case"])), WIDTH - figures)
-        self.firsts: dict[str, float | None] = {}
+        self.firsts: dict[str, float] = {}
 
     def header(self) -> str:
         cells = f"{'us':>{MEDIAN}}{'+-%':>{SPREAD}}"
@@ -105,7 +105,7 @@ def notes(records: list[Record], titles: dict[str, str]) -> list[str]:
 
 def comparison(records: list[Record], titles: dict[str, str]) -> list[str]:
     """The speed of the first backend over each other one, in geometric mean."""
-    times: dict[tuple, dict[str, float]] = {}
+    times: dict[tuple[str, str], dict[str, float]] = {}
     for record in records:
         if record.status == "measured":
             times.setdefault((record.case, record.label), {})[record.backend] = record.median_us

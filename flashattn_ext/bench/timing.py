@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 WARM_UPS = 3
 LEAST_SAMPLES, MOST_SAMPLES = 15, 200
@@ -34,14 +35,16 @@ def spread(times: list[float]) -> Spread:
 
 def repeat(sample: Callable[[], float], seconds: float, least: int = LEAST_SAMPLES) -> Spread:
     """Samples for `seconds`, but `least` to 200 of them."""
-    times = []
+    times: list[float] = []
     deadline = time.perf_counter() + seconds
     while len(times) < least or (time.perf_counter() < deadline and len(times) < MOST_SAMPLES):
         times.append(sample())
     return spread(times)
 
 
-def cpu_times(run: Callable, rotation: list[tuple], seconds: float) -> Spread:
+def cpu_times(
+    run: Callable[..., object], rotation: Sequence[tuple[Tensor, ...]], seconds: float
+) -> Spread:
     """From call to return, where the result is there on return."""
 
     def sample() -> float:
@@ -54,11 +57,16 @@ def cpu_times(run: Callable, rotation: list[tuple], seconds: float) -> Spread:
     return repeat(sample, seconds, least=10)
 
 
-def host_times(run: Callable, rotation: list[tuple], seconds: float) -> Spread:
+def host_times(
+    run: Callable[..., object], rotation: Sequence[tuple[Tensor, ...]], seconds: float
+) -> Spread:
     """What an eager call keeps its caller: the mean over 100 calls that nobody waits for. The
     device is idle when they begin, and its queue has room for all of them."""
     arguments = rotation[0]
-    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+
+    def synchronize() -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
 
     def sample() -> float:
         synchronize()
@@ -74,7 +82,9 @@ def host_times(run: Callable, rotation: list[tuple], seconds: float) -> Spread:
     return result
 
 
-def event_times(run: Callable, rotation: list[tuple], seconds: float) -> Spread:
+def event_times(
+    run: Callable[..., object], rotation: Sequence[tuple[Tensor, ...]], seconds: float
+) -> Spread:
     """Between two events around an eager call. Before a call that is over quickly the device is
     kept busy, so that launching is over too when the first event happens."""
     arguments = rotation[0]
@@ -87,14 +97,17 @@ def event_times(run: Callable, rotation: list[tuple], seconds: float) -> Spread:
         run(*arguments)
         end.record()
         end.synchronize()
-        return start.elapsed_time(end) * 1e3
+        milliseconds: float = start.elapsed_time(end)
+        return milliseconds * 1e3
 
     warm = [sample(delay=False) for _ in range(WARM_UPS)]
     quick = warm[-1] < QUICK
     return repeat(lambda: sample(quick), seconds, least=10)
 
 
-def graph_times(run: Callable, rotation: list[tuple], seconds: float) -> Spread:
+def graph_times(
+    run: Callable[..., object], rotation: Sequence[tuple[Tensor, ...]], seconds: float
+) -> Spread:
     """One CUDA graph with a call for each copy of its tensors, replayed: the time of a replay by
     the number of copies. Launching costs nothing, and memory is read, not the L2 cache."""
     stream = torch.cuda.Stream()
@@ -111,7 +124,8 @@ def graph_times(run: Callable, rotation: list[tuple], seconds: float) -> Spread:
             graph.replay()
             end.record(stream)
             end.synchronize()
-            return start.elapsed_time(end) * 1e3 / len(rotation)
+            milliseconds: float = start.elapsed_time(end)
+            return milliseconds * 1e3 / len(rotation)
 
         for _ in range(WARM_UPS):
             sample()
