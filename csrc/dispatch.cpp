@@ -25,7 +25,7 @@ using HeadDims = std::integer_sequence<int, FLASHATTN_HEAD_DIMS>;  // ascending
 
 // The entry points of one instantiation of forward.cu and decode.cu.
 struct Kernels {
-  using Splitkv = void (*)(FlashSplitkvParams const&, SplitkvPlan const&, bool overlap, cudaStream_t);
+  using Splitkv = void (*)(FlashSplitkvParams const&, SplitkvPlan const&, cudaStream_t);
   void (*flash_fwd)(FlashFwdParams const&, cudaStream_t) = nullptr;
   Splitkv chunk = nullptr;
   Splitkv decode = nullptr;
@@ -168,9 +168,9 @@ void cuda_flash_fwd_splitkv(FlashSplitkvParams params, cudaStream_t stream) {
   if (!has_work(params.fwd)) { return; }
   if (plan.may_decode) {
     auto const decode = plan.decode_role == Role::kDecode ? kernels.decode : kernels.wide_decode;
-    decode(params, plan, /*overlap=*/false, stream);
+    decode(params, plan, stream);
   }
-  if (plan.may_chunk) { kernels.chunk(params, plan, /*overlap=*/plan.may_decode, stream); }
+  if (plan.may_chunk) { kernels.chunk(params, plan, stream); }
   bool const overlap = arch >= 90;
   if (plan.split.splits > 1) {
     launch_combine(combine_params(params.fwd, plan.split.splits, plan.rows, plan.out_partial, plan.lse_partial),

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/block_range.h"
+#include "core/merge_plan.h"
 #include "core/splitkv_plan.h"
 #include "core/tile_table.h"
 #include "core/visible_band.h"
@@ -132,6 +133,16 @@ void bind_plan(py::module_& m) {
       .def_readonly("chunk_cuts", &SplitkvPlan::chunk_cuts)
       .def_property_readonly("merges", &SplitkvPlan::merges)
       .def_readonly("workspace_bytes", &SplitkvPlan::workspace_bytes);
+
+  m.attr("merge_warps") = kMergeWarps;
+  m.def(
+      "merge_blocks",
+      [](PlannedCall const& call, SplitkvPlan const& plan) {
+        Shape const& shape = call.params.fwd.shape;
+        return plan_merge(plan.decode_cuts, plan.decode, shape, plan.multiprocessors).blocks +
+               plan_merge(plan.chunk_cuts, plan.chunk, shape, plan.multiprocessors).blocks;
+      },
+      "call"_a, "plan"_a);
 
   py::class_<DecodeWork>(m, "DecodeWork")
       .def_readonly("tiles", &DecodeWork::tiles)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 # Of the kernels without matrix instructions (csrc/kernels/): threads of a block and what one takes.
 APPEND_THREADS, APPEND_ELEMENTS = 256, 8
 COMBINE_WARPS = 4
-CUTS_WARPS, CUTS_ROWS = 4, 8
 LANES = 32
 
 
@@ -102,20 +101,15 @@ def append_launches(new_heads: int, rotated_heads: int, head_dim: int) -> tuple[
     return (Launch("append_kv_kernel", "append", (blocks, 1, 1), APPEND_THREADS // LANES),)
 
 
-def merge_launches(plan, seqlen_q: int, head_dim: int) -> tuple[Launch, ...]:
+def merge_launches(host, call, plan, head_dim: int) -> tuple[Launch, ...]:
     """Of the merge of partial results, if the SplitkvPlan has any."""
-    slices = _ceil(head_dim, LANES)
     if plan.splits > 1:
-        grid = (_ceil(plan.rows * slices, COMBINE_WARPS), 1, 1)
+        grid = (_ceil(plan.rows * _ceil(head_dim, LANES), COMBINE_WARPS), 1, 1)
         return (Launch("flash_fwd_splitkv_combine_kernel", "merge", grid, COMBINE_WARPS),)
     if not plan.merges:
         return ()
-    blocks = sum(
-        cuts.entries * _blocks_of_cut_tile(cuts, tiles, seqlen_q)
-        for cuts, tiles in ((plan.decode_cuts, plan.decode), (plan.chunk_cuts, plan.chunk))
-    )
-    grid = (blocks, slices, 1)
-    return (Launch("flash_fwd_splitkv_combine_cuts_kernel", "merge", grid, CUTS_WARPS),)
+    grid = (host.merge_blocks(call, plan), 1, 1)
+    return (Launch("flash_fwd_splitkv_combine_cuts_kernel", "merge", grid, host.merge_warps),)
 
 
 class _Attention:
@@ -139,11 +133,6 @@ class _Attention:
             splits=splits,
             shares=shares,
         )
-
-
-def _blocks_of_cut_tile(cuts, tiles, seqlen_q: int) -> int:
-    rows = tiles.pack * min(tiles.tile_tokens, max(seqlen_q, 1))
-    return max(1, _ceil(min(rows, cuts.rows), CUTS_ROWS))
 
 
 def _ceil(a: int, b: int) -> int:

@@ -189,7 +189,7 @@ def _plan_splitkv(host, p: Problem, gpu: Gpu, arch: int, kernel: int):
     if not _has_queries(p):
         return launches, 0
     launches += _plan_launches.splitkv_launches(host, call, plan, arch, kernel)
-    launches += _plan_launches.merge_launches(plan, _bound_q(p), p.head_dim)
+    launches += _plan_launches.merge_launches(host, call, plan, p.head_dim)
     return launches, plan.workspace_bytes
 
 

@@ -26,7 +26,6 @@ struct CutTiles {
   int rows = 0;              // of a tile
   bool of_shares = false;
 
-  FA_HD bool has_slot(int entry, int part) const { return of_shares ? entry + part < entries : part < slots; }
   FA_HD int64_t slot(int entry, int part) const {
     int64_t const first = int64_t(entry) * slots;
     int const step = of_shares ? 2 * part + (part == 0) : part;

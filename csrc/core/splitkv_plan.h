@@ -21,6 +21,7 @@ struct SplitkvPlan {
   bool may_chunk;
   SplitPlan split;     // as the caller asked; {1} when splits are automatic
   SplitPlan chunk_split;  // of the chunks
+  int multiprocessors;
   int shares = 0;      // automatic: thread blocks that take equal shares of the decode work
   int64_t rows;        // query rows times heads
   FastDivisor page_size;
@@ -88,6 +89,7 @@ inline SplitkvPlan plan_splitkv(FlashSplitkvParams const& params, int arch, int 
   FlashFwdParams const& fwd = params.fwd;
   Shape const& shape = fwd.shape;
   SplitkvPlan plan;
+  plan.multiprocessors = multiprocessors;
   int const group = shape.heads_kv > 0 ? shape.heads / shape.heads_kv : 1;
   // Without splits, or with splits of a given size, bits must not depend on the longest sequence of the batch.
   bool const any_role = params.split.split_size == 0 && params.split.num_splits != 1;

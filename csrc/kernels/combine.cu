@@ -11,18 +11,21 @@ constexpr int kWarps = 4;  // of a thread block
 // Parts of a row at equal distances.
 template <class Partial>
 struct StridedParts {
+  static constexpr int kWidth = 1;  // rows may begin anywhere
+
   float const* lse_;
   int64_t lse_stride;
   Partial const* out_;
   int64_t out_stride;
 
   __device__ float lse(int part) const { return lse_[part * lse_stride]; }
-  __device__ Partial const* out(int part) const { return out_ + part * out_stride; }
+  __device__ void load(int part, float (&values)[kWidth]) const { values[0] = to_float(out_[part * out_stride]); }
 };
 
 template <class Partial>
 __global__ void __launch_bounds__(kWarps * kLanes)
     flash_fwd_splitkv_combine_kernel(__grid_constant__ FlashCombineParams const p) {
+  let_next_kernel_start();
   wait_for_previous_kernel();
   int const lane = threadIdx.x % kLanes;
   int const slices = (p.head_dim + kLanes - 1) / kLanes;
@@ -40,7 +43,7 @@ __global__ void __launch_bounds__(kWarps * kLanes)
           row * p.out_partial.row_stride + head * p.out_partial.head_stride + column,
       p.out_split_stride};
   float const own_lse = lane < p.splits ? parts.lse(lane) : -kInfinity;
-  MergedRow const merged = merge_row(parts, p.splits, own_lse, lane, column < p.head_dim);
+  MergedRow<1> const merged = merge_row(parts, p.splits, own_lse, lane, column < p.head_dim);
   if (slice == 0 && lane == 0 && p.lse != nullptr) { p.lse[index] = merged.lse; }
   if (column < p.head_dim) {
     int64_t const out = batch * p.out.batch_stride + row * p.out.row_stride + head * p.out.head_stride;

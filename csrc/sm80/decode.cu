@@ -5,9 +5,9 @@
 namespace flashattn::sm80 {
 
 template void launch_splitkv<DType::FLASHATTN_DTYPE, FLASHATTN_HEAD_DIM, FLASHATTN_ARCH, Role::kDecode>(
-    FlashSplitkvParams const&, SplitkvPlan const&, bool, cudaStream_t);
+    FlashSplitkvParams const&, SplitkvPlan const&, cudaStream_t);
 
 template void launch_splitkv<DType::FLASHATTN_DTYPE, FLASHATTN_HEAD_DIM, FLASHATTN_ARCH, Role::kWideDecode>(
-    FlashSplitkvParams const&, SplitkvPlan const&, bool, cudaStream_t);
+    FlashSplitkvParams const&, SplitkvPlan const&, cudaStream_t);
 
 }  // namespace flashattn::sm80

@@ -7,6 +7,7 @@
 #include "core/online_softmax.h"
 #include "sm80/fragments.h"
 #include "sm80/part.h"
+#include "sm80/query_rows.h"
 #include "sm80/tile_copy.h"
 #include "sm80/traits.h"
 
@@ -36,16 +37,16 @@ class Epilogue {
                          typename Traits::Stage& stage) const {
     normalise(acc, softmax, smem);
     if constexpr (Traits::kKeyWarps > 1) {
-      store_sum_of_warps(acc, smem.rows, stage.warp_parts());
+      store_sum_of_warps(acc, smem.rows[0], stage.warp_parts());
     } else if (part_.output.out != nullptr) {
-      store_partial(acc, smem.rows);
+      store_partial(acc, smem.rows[0]);
     } else {
-      store_rounded(acc, smem.rows, smem.q);
+      store_rounded(acc, smem.rows[0], smem.q);
     }
   }
 
  private:
-  using Rows = QueryRow[Traits::kBlockM];
+  using Rows = typename Traits::RowSlot[Traits::kBlockM];
 
   CUTE_DEVICE static auto coordinates() {
     using namespace cute;
@@ -59,22 +60,25 @@ class Epilogue {
   CUTE_DEVICE void normalise(Acc& acc, Softmax const& softmax, typename Traits::SharedStorage& smem) const {
     using namespace cute;
     auto const coords = coordinates();
-    softmax.publish(smem.states[Traits::key_warp()], coords);
+    softmax.publish(smem.rows[Traits::key_warp()], coords);
     __syncthreads();
     // One thread a row: its logarithm, its sink and its place in memory are code that need not be there for
     // each of the rows that a thread holds.
-    if (threadIdx.x < Traits::kBlockM) { finish_row(smem.states, threadIdx.x, softmax.exponent_scale()); }
+    int const row = threadIdx.x;
+    if (row < Traits::kBlockM) { finish_row(smem.rows, row, softmax.exponent_scale()); }
     __syncthreads();
-    scale_rows(acc, smem.states[Traits::key_warp()], coords);
+    scale_rows(acc, smem.rows[Traits::key_warp()], coords);
+    __syncthreads();
+    if (row < Traits::kBlockM) { smem.rows[0][row].offset = out_row(params_, part_, row); }
   }
 
-  template <class Acc, class States, class Coords>
-  CUTE_DEVICE static void scale_rows(Acc& acc, States const& states, Coords const& coords) {
+  template <class Acc, class Coords>
+  CUTE_DEVICE static void scale_rows(Acc& acc, Rows const& rows, Coords const& coords) {
     using namespace cute;
     Tensor out = row_column_view(acc);
     CUTE_UNROLL
     for (int i = 0; i < size<0>(out); ++i) {
-      float const factor = states[get<0>(coords(i, 0))].factor();
+      float const factor = rows[get<0>(coords(i, 0))].state.factor();
       // A row without keys is 0 even where V, which others of the tile see, is not finite.
       if (factor == 0.f) { fill(out(i, _), 0.f); }
       CUTE_UNROLL
@@ -83,17 +87,16 @@ class Epilogue {
   }
 
   // Writes the lse of a row, and leaves in its states what takes each warp's accumulator to its part of out.
-  template <class States>
-  CUTE_DEVICE void finish_row(States& states, int row, float exponent_scale) const {
+  CUTE_DEVICE void finish_row(Rows (&rows)[Traits::kKeyWarps], int row, float exponent_scale) const {
     float const scale_log2 = exponent_scale * kLog2e;
-    float maximum = states[0][row].maximum, sum = 0.f;
+    float maximum = rows[0][row].state.maximum, sum = 0.f;
     CUTE_UNROLL
-    for (int warp = 1; warp < Traits::kKeyWarps; ++warp) { maximum = fmaxf(maximum, states[warp][row].maximum); }
+    for (int warp = 1; warp < Traits::kKeyWarps; ++warp) { maximum = fmaxf(maximum, rows[warp][row].state.maximum); }
     float own_factors[Traits::kKeyWarps];
     CUTE_UNROLL
     for (int warp = 0; warp < Traits::kKeyWarps; ++warp) {
-      own_factors[warp] = Traits::kKeyWarps == 1 ? 1.f : rescale_factor(states[warp][row].maximum, maximum, scale_log2);
-      sum += states[warp][row].sum * own_factors[warp];
+      own_factors[warp] = Traits::kKeyWarps == 1 ? 1.f : rescale_factor(rows[warp][row].state.maximum, maximum, scale_log2);
+      sum += rows[warp][row].state.sum * own_factors[warp];
     }
     bool const exists = part_.tile.has_row(row);
     // Of several parts only the first one has the sink.
@@ -102,13 +105,13 @@ class Epilogue {
     if (exists) { store_lse(row, result.lse); }
     CUTE_UNROLL
     for (int warp = 0; warp < Traits::kKeyWarps; ++warp) {
-      states[warp][row].set_factor(result.factor * own_factors[warp]);
+      rows[warp][row].state.set_factor(result.factor * own_factors[warp]);
     }
   }
 
   CUTE_DEVICE void store_lse(int row, float lse) const {
     float* const target = part_.output.lse != nullptr ? part_.output.lse : params_.lse;
-    if (target != nullptr) { target[row_index(params_, part_, row)] = lse; }
+    if (target != nullptr) { target[lse_row(params_, part_, row)] = lse; }
   }
 
   // Through shared memory, where Q was, so that global memory is written in whole lines.
@@ -125,8 +128,8 @@ class Epilogue {
 
     Element* const base = static_cast<Element*>(params_.out.data);
     QueryCopy<Traits>{}.store(smem, params_.shape.head_dim, [&](int row) {
-      QueryRow const place = rows[row];
-      return Row<Element>{base + place.out, place.exists()};
+      int64_t const offset = rows[row].offset;
+      return Row<Element>{base + offset, offset != kNoRow};
     });
   }
 
@@ -136,11 +139,12 @@ class Epilogue {
     using namespace cute;
     auto const coords = coordinates();
     Tensor const out = row_column_view(acc);
+    __syncthreads();
     CUTE_UNROLL
     for (int i = 0; i < size<0>(out); ++i) {
-      QueryRow const place = rows[get<0>(coords(i, 0))];
-      if (!place.exists()) { continue; }
-      float* const target = part_.output.out + place.out;
+      int64_t const offset = rows[get<0>(coords(i, 0))].offset;
+      if (offset == kNoRow) { continue; }
+      float* const target = part_.output.out + offset;
       CUTE_UNROLL
       for (int col = 0; col < size<1>(out); col += 2) {
         int const column = get<1>(coords(i, col));
@@ -171,8 +175,8 @@ class Epilogue {
     Element* const base = static_cast<Element*>(params_.out.data);
     for (int at = threadIdx.x * 4; at < kTile; at += Traits::kThreads * 4) {
       int const row = at / kHeadDim, column = at % kHeadDim;
-      QueryRow const place = rows[row];
-      if (!place.exists() || column >= params_.shape.head_dim) { continue; }
+      int64_t const offset = rows[row].offset;
+      if (offset == kNoRow || column >= params_.shape.head_dim) { continue; }
       cutlass::Array<float, 4> sum;
       sum.clear();
       CUTE_UNROLL
@@ -181,10 +185,10 @@ class Epilogue {
         sum[0] += part.x, sum[1] += part.y, sum[2] += part.z, sum[3] += part.w;
       }
       if (part_.output.out != nullptr) {
-        *reinterpret_cast<float4*>(part_.output.out + place.out + column) = make_float4(sum[0], sum[1], sum[2], sum[3]);
+        *reinterpret_cast<float4*>(part_.output.out + offset + column) = make_float4(sum[0], sum[1], sum[2], sum[3]);
       } else {
         auto const rounded = cutlass::NumericArrayConverter<Element, float, 4>{}(sum);
-        *reinterpret_cast<uint2*>(base + place.out + column) =
+        *reinterpret_cast<uint2*>(base + offset + column) =
             reinterpret_cast<uint2 const&>(rounded);
       }
     }

@@ -8,6 +8,6 @@ template void launch_flash_fwd<DType::FLASHATTN_DTYPE, FLASHATTN_HEAD_DIM, FLASH
     FlashFwdParams const&, cudaStream_t);
 
 template void launch_splitkv<DType::FLASHATTN_DTYPE, FLASHATTN_HEAD_DIM, FLASHATTN_ARCH, Role::kChunk>(
-    FlashSplitkvParams const&, SplitkvPlan const&, bool, cudaStream_t);
+    FlashSplitkvParams const&, SplitkvPlan const&, cudaStream_t);
 
 }  // namespace flashattn::sm80

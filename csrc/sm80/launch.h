@@ -12,9 +12,9 @@ namespace flashattn::sm80 {
 template <DType kDType, int kHeadDim, int kArch>
 void launch_flash_fwd(FlashFwdParams const& params, cudaStream_t stream);
 
-// The kernel of one role of a call over a cache. `overlap`: the kernel before it on the stream is that of the
-// call's other role, and both may run at the same time.
+// The kernel of one role of a call over a cache. If there are both, that of decoding comes first, and both may run at
+// the same time.
 template <DType kDType, int kHeadDim, int kArch, Role kRole>
-void launch_splitkv(FlashSplitkvParams const& params, SplitkvPlan const& plan, bool overlap, cudaStream_t stream);
+void launch_splitkv(FlashSplitkvParams const& params, SplitkvPlan const& plan, cudaStream_t stream);
 
 }  // namespace flashattn::sm80

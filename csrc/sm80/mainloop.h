@@ -6,6 +6,7 @@
 #include "core/block_range.h"
 #include "sm80/fragments.h"
 #include "sm80/kv_feed.h"
+#include "sm80/query_rows.h"
 #include "sm80/row_softmax.h"
 #include "sm80/score_editor.h"
 #include "sm80/traits.h"
@@ -118,7 +119,8 @@ class Mainloop {
   // Asynchronous loads are awaited in order: queries would wait for keys that run ahead of them.
   template <bool kAtOnce>
   CUTE_DEVICE void start(Part const& part) {
-    find_query_rows(params_, part, smem_.rows);
+    int const row = threadIdx.x;
+    if (row < Traits::kBlockM) { smem_.rows[0][row].offset = query_row(params_, part, row); }
     __syncthreads();
     load_queries<kAtOnce>();
     cute::clear(acc_);
@@ -138,8 +140,8 @@ class Mainloop {
   CUTE_DEVICE void load_queries() {
     auto const* const q = static_cast<Element const*>(params_.q.data);
     auto const row_of = [&](int row) {
-      QueryRow const place = smem_.rows[row];
-      return Row<Element const>{q + place.q, place.exists()};
+      int64_t const offset = smem_.rows[0][row].offset;
+      return Row<Element const>{q + offset, offset != kNoRow};
     };
     QueryCopy<Traits> const copy;
     if constexpr (kAtOnce) {

@@ -1,4 +1,5 @@
-// Where the rows of a query tile lie in memory.
+// Where the rows of a query tile lie in memory. Worked out by one thread a row, so that those which move pieces of it
+// need no 64-bit products of their own.
 #pragma once
 
 #include "core/query_tile.h"
@@ -6,33 +7,24 @@
 
 namespace flashattn::sm80 {
 
-// Elements before the row in q, and in out or in the part's fp32 output; kNoRow where the tile has no such row.
-struct QueryRow {
-  static constexpr int64_t kNoRow = INT64_MIN;
-  int64_t q;
-  int64_t out;
+// The offset of a row that the tile does not have.
+constexpr int64_t kNoRow = INT64_MIN;
 
-  CUTE_DEVICE bool exists() const { return q != kNoRow; }
-};
+// Elements before the row in q.
+CUTE_DEVICE int64_t query_row(FlashFwdParams const& params, Part const& part, int row) {
+  return part.tile.has_row(row) ? part.tile.offset(params.q, row) : kNoRow;
+}
 
 // The row's place in lse.
-CUTE_DEVICE int64_t row_index(FlashFwdParams const& params, Part const& part, int row) {
+CUTE_DEVICE int64_t lse_row(FlashFwdParams const& params, Part const& part, int row) {
   return part.output.tile_order ? row : part.tile.lse_index(params.shape, params.lengths, row);
 }
 
-// By one thread a row: the threads that move pieces of it need no 64-bit products of their own.
-template <int kRows>
-CUTE_DEVICE void find_query_rows(FlashFwdParams const& params, Part const& part, QueryRow (&rows)[kRows]) {
-  int const row = threadIdx.x;
-  if (row >= kRows) { return; }
-  QueryTile const& tile = part.tile;
-  QueryRow found{QueryRow::kNoRow, QueryRow::kNoRow};
-  if (tile.has_row(row)) {
-    found.q = tile.offset(params.q, row);
-    bool const is_final = part.output.out == nullptr;
-    found.out = is_final ? tile.offset(params.out, row) : row_index(params, part, row) * params.shape.head_dim;
-  }
-  rows[row] = found;
+// Elements before the row in out, or in the part's fp32 output.
+CUTE_DEVICE int64_t out_row(FlashFwdParams const& params, Part const& part, int row) {
+  if (!part.tile.has_row(row)) { return kNoRow; }
+  bool const is_final = part.output.out == nullptr;
+  return is_final ? part.tile.offset(params.out, row) : lse_row(params, part, row) * params.shape.head_dim;
 }
 
 }  // namespace flashattn::sm80

@@ -53,14 +53,14 @@ class RowSoftmax {
     for (int row = 0; row < kRows; ++row) { sum_[row] += exponentiate(scores, row); }
   }
 
-  // Once, after the last block: the state of each row, for whoever finishes it. `states` (row) lies in shared
+  // Once, after the last block: the state of each row, for whoever finishes it. `slots` (row) lie in shared
   // memory; `coords` are the coordinates of the accumulator.
-  template <class States, class Coords>
-  CUTE_DEVICE void publish(States& states, Coords const& coords) const {
+  template <class Slots, class Coords>
+  CUTE_DEVICE void publish(Slots& slots, Coords const& coords) const {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float const sum = quad_sum(sum_[i]);
-      if (threadIdx.x % 4 == 0) { states[cute::get<0>(coords(i, 0))] = {maximum_[i], sum}; }
+      if (threadIdx.x % 4 == 0) { slots[cute::get<0>(coords(i, 0))].state = {maximum_[i], sum}; }
     }
   }
 

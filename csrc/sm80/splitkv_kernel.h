@@ -16,14 +16,16 @@ struct SplitkvStorage {
   typename WorkSearch<Traits::kThreads>::Storage search;
 };
 
-// The decode kernel and the chunk kernel of a call run side by side, and the merge waits for both: it waits
-// for the chunk kernel, one thread block of which waits for the decode kernel.
+// The first kernel of a call is there before the one in front of it has ended, and waits for that. The decode kernel
+// and the chunk kernel of a call run side by side, and the merge waits for both: it waits for the chunk kernel, one
+// thread block of which waits for the decode kernel.
 template <class Traits, Role kRole>
 __global__ void __launch_bounds__(Traits::kThreads)
     flash_fwd_splitkv_kernel(__grid_constant__ FlashSplitkvParams const params,
                              __grid_constant__ SplitkvPlan const plan) {
   extern __shared__ __align__(128) char smem_bytes_of_block[];
   auto& smem = *reinterpret_cast<SplitkvStorage<Traits>*>(smem_bytes_of_block);
+  if (kRole != Role::kChunk || !plan.may_decode) { wait_for_previous_kernel(); }
   let_next_kernel_start();
   CacheKv<Traits> const source(params, plan.page_size, smem.source);
   if constexpr (kRole == Role::kChunk) {
@@ -35,7 +37,7 @@ __global__ void __launch_bounds__(Traits::kThreads)
 }
 
 template <DType kDType, int kHeadDim, int kArch, Role kRole>
-void launch_splitkv(FlashSplitkvParams const& params, SplitkvPlan const& plan, bool overlap, cudaStream_t stream) {
+void launch_splitkv(FlashSplitkvParams const& params, SplitkvPlan const& plan, cudaStream_t stream) {
   using Traits = ForwardTraits<kDType, kHeadDim, kArch, kRole>;
   static_assert(sizeof(SplitkvStorage<Traits>) <= smem_bytes(Traits::kTile, kHeadDim));
   static_assert(sizeof(SplitkvStorage<Traits>) <= smem_limit(kArch));
@@ -47,7 +49,7 @@ void launch_splitkv(FlashSplitkvParams const& params, SplitkvPlan const& plan, b
     grid = dim3(static_cast<unsigned>(tiles), is_chunk ? plan.chunk_split.splits : plan.split.splits);
   }
   launch("flash_fwd_splitkv", flash_fwd_splitkv_kernel<Traits, kRole>, grid, Traits::kThreads,
-         sizeof(SplitkvStorage<Traits>), stream, kArch >= 90 && overlap, params, plan);
+         sizeof(SplitkvStorage<Traits>), stream, /*overlap=*/kArch >= 90, params, plan);
 }
 
 }  // namespace flashattn::sm80

@@ -7,7 +7,6 @@
 #include "core/tile_table.h"
 #include "flashattn/params.h"
 #include "sm80/part.h"
-#include "sm80/query_rows.h"
 
 namespace flashattn::sm80 {
 
@@ -88,6 +87,13 @@ struct ForwardTraits {
     CUTE_DEVICE void set_factor(float factor) { sum = factor; }
   };
 
+  // What is known of a row in each of the warps that share it, one after the other: where its queries lie (query_rows.h);
+  // its state; where its output goes. The first and the last only in the first warp.
+  union RowSlot {
+    int64_t offset;
+    RowState state;
+  };
+
   // The block that is computed and those that are being loaded may each belong to a part of its own.
   static constexpr int kParts = kStages;
 
@@ -105,8 +111,7 @@ struct ForwardTraits {
   struct SharedStorage {
     alignas(128) Element q[kBlockM * kHeadDim];  // or the output
     Stage stages[kStages];
-    RowState states[kKeyWarps][kBlockM];
-    QueryRow rows[kBlockM];  // of the part that is attended to
+    RowSlot rows[kKeyWarps][kBlockM];  // of the part that is attended to
     Part parts[kParts];  // in shared memory, because the main loop needs the registers
   };
   static_assert(sizeof(SharedStorage) <= smem_bytes(kTile, kHeadDim));

@@ -54,9 +54,9 @@ def test_decode_by_hand():
             "flash_fwd_splitkv_kernel", "decode", (264, 1, 1), 4, (16, 64), 4, 3, smem, None,
             Shares(tiles=512, key_blocks=65536, size=249, busy=264, cut=261),
         ),
-        Launch("flash_fwd_splitkv_combine_cuts_kernel", "merge", (264, 4, 1), 8),
+        Launch("flash_fwd_splitkv_combine_cuts_kernel", "merge", (264, 1, 1), 4),
     )  # fmt: skip
-    assert [launch.threads for launch in made.launches] == [128, 256]
+    assert [launch.threads for launch in made.launches] == [128, 128]
     slots = 264 * 2 * 16
     assert made.workspace_bytes == aligned(264 * _host.cut_tile_bytes, slots * 128 * 4, slots * 4)
     q = 64 * 32 * 128 * 2
@@ -395,10 +395,6 @@ def test_small_kernels_are_described_as_they_are():
     numbers = {
         "append_kv.cu": {"kThreads": _plan_launches.APPEND_THREADS},
         "combine.cu": {"kWarps": _plan_launches.COMBINE_WARPS},
-        "combine_cuts.cu": {
-            "kWarps": _plan_launches.CUTS_WARPS,
-            "kRowsPerBlock": _plan_launches.CUTS_ROWS,
-        },
         "merge_row.h": {"kLanes": _plan_launches.LANES},
         "../core/rotary.h": {"kRotaryChunk": _plan_launches.APPEND_ELEMENTS},
     }
