@@ -14,6 +14,7 @@
 #include "core/visible_band.h"
 #include "core/work_list.h"
 #include "flashattn/flashattn.h"
+#include "host_call.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -21,23 +22,15 @@ using namespace py::literals;
 namespace flashattn {
 namespace {
 
-// A call without tensors: its sizes, and the lengths that would lie on the device.
-struct PlannedCall {
-  FlashSplitkvParams params;
-  std::vector<int> cu_seqlens_q;   // empty: dense
-  std::vector<int> cache_seqlens;  // empty: no cache
-
-  PlannedCall() = default;
-  PlannedCall(PlannedCall const&) = delete;  // params points into the vectors
-};
-
 std::unique_ptr<PlannedCall> planned_call(int batch, int heads, int heads_kv, int head_dim, int seqlen_q,
                                           int seqlen_k, std::vector<int> cu_seqlens_q,
                                           std::vector<int> cache_seqlens, int left, int right, int new_tokens,
-                                          int rotary_dim, int num_splits, int split_size) {
+                                          int rotary_dim, int num_splits, int split_size,
+                                          std::vector<int> seqused_k) {
   auto call = std::make_unique<PlannedCall>();
   call->cu_seqlens_q = std::move(cu_seqlens_q);
   call->cache_seqlens = std::move(cache_seqlens);
+  call->seqused_k = std::move(seqused_k);
   FlashSplitkvParams& params = call->params;
   params.fwd.shape = {batch, heads, heads_kv, head_dim, seqlen_q, seqlen_k};
   params.fwd.window = {left, right};
@@ -45,6 +38,7 @@ std::unique_ptr<PlannedCall> planned_call(int batch, int heads, int heads_kv, in
     params.fwd.lengths.cu_seqlens_q = call->cu_seqlens_q.data();
     params.fwd.lengths.total_q = call->cu_seqlens_q.back();
   }
+  if (!call->seqused_k.empty()) { params.fwd.lengths.seqused_k = call->seqused_k.data(); }
   if (!call->cache_seqlens.empty()) { params.cache.seqlens = call->cache_seqlens.data(); }
   params.cache.rows = batch;
   params.append.seqlen = new_tokens;
@@ -106,7 +100,7 @@ void bind_plan(py::module_& m) {
   py::class_<PlannedCall>(m, "PlannedCall")
       .def(py::init(&planned_call), py::kw_only(), "batch"_a, "heads"_a, "heads_kv"_a, "head_dim"_a, "seqlen_q"_a,
            "seqlen_k"_a, "cu_seqlens_q"_a, "cache_seqlens"_a, "left"_a, "right"_a, "new_tokens"_a, "rotary_dim"_a,
-           "num_splits"_a, "split_size"_a);
+           "num_splits"_a, "split_size"_a, "seqused_k"_a = std::vector<int>());
 
   py::class_<ForwardPlan>(m, "ForwardPlan")
       .def_property_readonly("pack", [](ForwardPlan const& plan) { return plan.row_map.pack(); })
@@ -220,4 +214,5 @@ PYBIND11_MODULE(_host, m) {
       "len_q"_a, "len_k"_a, "left"_a, "right"_a, "first_row"_a, "last_row"_a, "block_n"_a);
 
   flashattn::bind_plan(m);
+  flashattn::bind_tile_parts(m);
 }

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from . import _plan_launches, _plan_text
+from ._plan_call import bound_q, load_host, planned_call
 from ._plan_gpus import Gpu, arch_of, find_gpu, kernel_head_dim
 from ._plan_launches import Launch, Shares
+from ._plan_map import QueryTile, TileMap, TilePart, tile_map
 from ._plan_problem import Problem, check_call, problem_of
 from ._score_checks import OPEN_WINDOW
 
-__all__ = ["Gpu", "Launch", "Plan", "Shares", "plan"]
+__all__ = ["Gpu", "Launch", "Plan", "QueryTile", "Shares", "TileMap", "TilePart", "plan"]
 
 _MAX_GRID = 2**31 - 1
 
@@ -68,8 +70,28 @@ class Plan:
         times = self.memory_seconds, self.arithmetic_seconds
         return None if None in times else max(times)
 
+    @property
+    def tiled_launches(self) -> tuple[Launch, ...]:
+        """Those of attention kernels; the others append or merge."""
+        return tuple(launch for launch in self.launches if launch.tile is not None)
+
     def __str__(self) -> str:
         return _plan_text.render(self)
+
+    def tile_maps(
+        self, *, sequences: Sequence[int] | None = None, heads: Sequence[int] | None = None
+    ) -> tuple[TileMap, ...]:
+        """Which blocks of keys each tile of queries needs, and which thread blocks have them, for
+        the lengths given: a map for each of the `tiled_launches`.
+
+        Args:
+            sequences: numbers in the batch; default: all.
+            heads: query heads; default: all. A tile shows when it holds one of them.
+
+        Raises:
+            ValueError: a number does not fit, or there are more than 2**20 parts of tiles.
+        """
+        return tuple(tile_map(self, launch, sequences, heads) for launch in self.tiled_launches)
 
 
 def plan(
@@ -128,7 +150,7 @@ def plan(
             an argument of `plan` itself does not fit.
         RuntimeError: ``flashattn_ext._host``, which knows the plans, does not import.
     """
-    host = _load_host()
+    host = load_host()
     problem = problem_of(
         batch, heads, heads_kv, head_dim, seqlen_q, seqlen_k, dtype, max_seqlen_q, cache, capacity,
         new_tokens, rotary_dim, num_splits, split_size,
@@ -157,21 +179,10 @@ def plan(
     )
 
 
-def _load_host():
-    try:
-        from . import _host
-    except ImportError as error:
-        raise RuntimeError(
-            "plan needs flashattn_ext._host, which is built for one version of Python and does not "
-            f"import here ({error}): install flashattn_ext with this Python"
-        ) from error
-    return _host
-
-
 def _plan_forward(host, p: Problem, arch: int, kernel: int) -> tuple[Launch, ...]:
     if not _has_queries(p):
         return ()
-    return _plan_launches.forward_launches(host, _planned_call(host, p), arch, kernel)
+    return _plan_launches.forward_launches(host, planned_call(host, p), arch, kernel)
 
 
 def _plan_splitkv(host, p: Problem, gpu: Gpu, arch: int, kernel: int):
@@ -180,7 +191,7 @@ def _plan_splitkv(host, p: Problem, gpu: Gpu, arch: int, kernel: int):
     appends = p.new_tokens > 0 and p.batch > 0
     if not _has_queries(p) and not appends:
         return (), 0
-    call = _planned_call(host, p)
+    call = planned_call(host, p)
     plan = host.plan_splitkv(call, arch, kernel, gpu.multiprocessors)
     rotated = p.rows * p.heads if p.rotary_dim > 0 else 0
     launches = _plan_launches.append_launches(
@@ -195,34 +206,6 @@ def _plan_splitkv(host, p: Problem, gpu: Gpu, arch: int, kernel: int):
 
 def _has_queries(p: Problem) -> bool:
     return p.rows > 0 and p.heads > 0
-
-
-def _bound_q(p: Problem) -> int:
-    """No sequence is longer than all rows together, whatever the caller's bound."""
-    return min(p.max_seqlen_q, p.rows) if p.packed else p.max_seqlen_q
-
-
-def _planned_call(host, p: Problem):
-    starts = [0]
-    for length in p.queries if p.packed else ():
-        starts.append(starts[-1] + length)
-    cached = [length - p.new_tokens for length in p.keys] if p.cache is not None else []
-    return host.PlannedCall(
-        batch=p.batch,
-        heads=p.heads,
-        heads_kv=p.heads_kv,
-        head_dim=p.padded_head_dim,
-        seqlen_q=_bound_q(p),
-        seqlen_k=p.capacity,
-        cu_seqlens_q=starts if p.packed else [],
-        cache_seqlens=cached,
-        left=p.window[0],
-        right=p.window[1],
-        new_tokens=p.new_tokens,
-        rotary_dim=p.rotary_dim,
-        num_splits=p.num_splits,
-        split_size=p.split_size or 0,
-    )
 
 
 def _check_shared_memory(host, gpu: Gpu, arch: int, kernel: int) -> None:
