@@ -75,6 +75,10 @@ _DEVICE_NAMES = {
 }
 
 
+def gpu_names() -> list[str]:
+    return list(_KNOWN)
+
+
 def find_gpu(gpu: str | Gpu | None) -> Gpu:
     """The GPU of that name; None: torch's current one, or an H200 where there is none."""
     if isinstance(gpu, Gpu):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
-from . import _plan_launches, _plan_text
+from . import _plan_launches, _plan_show, _plan_text
 from ._plan_call import bound_q, load_host, planned_call
 from ._plan_gpus import Gpu, arch_of, find_gpu, kernel_head_dim
 from ._plan_launches import Launch, Shares
@@ -92,6 +93,33 @@ class Plan:
             ValueError: a number does not fit, or there are more than 2**20 parts of tiles.
         """
         return tuple(tile_map(self, launch, sequences, heads) for launch in self.tiled_launches)
+
+    def show(
+        self,
+        path: str | Path | None = None,
+        *,
+        text: bool = False,
+        sequences: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+    ) -> None:
+        """Draws the tile maps: which (query block, key block) tiles are skipped, clean (no mask) or
+        masked, and which thread block, or split, has them.
+
+        By default in a window, which needs matplotlib and a screen; where either is missing,
+        prints them as text. Long maps show their first tiles and say so.
+
+        Args:
+            path: file for the picture instead, PNG, SVG or PDF by its suffix.
+            text: print in any case.
+            sequences, heads: as in `tile_maps`; by default the first 64 sequences, all heads of a
+                decode kernel, which share its thread blocks, and head 0 of others, whose heads look
+                alike.
+
+        Raises:
+            ValueError: as in `tile_maps`; `path` and `text` together; no kernel has a tile.
+            RuntimeError: `path` is given and matplotlib does not import.
+        """
+        _plan_show.show(self, path, text, sequences, heads)
 
 
 def plan(

@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from style import SETTINGS
 
 HERE = Path(__file__).parent
-PICTURES = ("tiles", "staircase", "packing", "pipeline", "shares", "pages")
+PICTURES = ("tiles", "staircase", "packing", "pipeline", "shares", "tile_map", "pages")
 
 
 def main(folder=HERE):
