@@ -10,7 +10,7 @@ import setuptools
 from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403  the hooks that stay as they are
 
-from . import BuildError, packages, plan, tools
+from . import BuildError, packages, plan, toolchain, tools
 
 if int(setuptools.__version__.split(".")[0]) < 77:
     raise SystemExit(
@@ -27,10 +27,13 @@ def missing_requirements(environ=os.environ):
     except BuildError:
         missing.append("cmake>=3.25")
     try:
-        nvcc, _ = plan.find_cuda(environ)
+        fetch_nvcc = plan.cuda_mode(environ) == "packages" and toolchain.find() is None
+        has_kernels = fetch_nvcc or plan.find_cuda(environ)[0] is not None
     except BuildError as error:
         raise SystemExit(f"error: {error}") from None
-    if nvcc is not None and "CUTLASS_INCLUDE" not in found:
+    if fetch_nvcc:
+        missing.append(toolchain.requirement())
+    if has_kernels and "CUTLASS_INCLUDE" not in found:
         missing.append("nvidia-cutlass>=4.2")
     return missing
 

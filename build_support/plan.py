@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from . import BuildError, architectures, jobs, packages, tools
+from . import BuildError, architectures, jobs, packages, toolchain, tools
 
 HEAD_DIMS = (32, 64, 96, 128, 160, 192, 224, 256)
 
@@ -82,22 +82,35 @@ def parse_head_dims(text):
     return tuple(sorted({int(word) for word in words})) or HEAD_DIMS
 
 
+def cuda_mode(environ):
+    mode = environ.get("FLASHATTN_EXT_CUDA", "").lower() or "auto"
+    if mode not in ("auto", "on", "packages", "off"):
+        raise BuildError(f"FLASHATTN_EXT_CUDA: expected auto, on, packages or off, got {mode!r}")
+    return mode
+
+
 def find_cuda(environ):
     """FLASHATTN_EXT_CUDA -> (nvcc or None, why there is none)."""
-    mode = environ.get("FLASHATTN_EXT_CUDA", "").lower() or "auto"
-    if mode not in ("auto", "on", "off"):
-        raise BuildError(f"FLASHATTN_EXT_CUDA: expected auto, on or off, got {mode!r}")
+    mode = cuda_mode(environ)
     if mode == "off":
         return None, "FLASHATTN_EXT_CUDA=off was set at build time"
-    path = tools.locate_nvcc(environ)
+    path = None if mode == "packages" else tools.locate_nvcc(environ)
+    toolkit = toolchain.find() if path is None else None
+    if toolkit is not None:
+        path = toolchain.link_home(toolkit)
     if path is not None:
         return tools.inspect_nvcc(path), ""
-    looked = "nvcc was not found in CUDA_HOME, CUDACXX, PATH or /usr/local/cuda"
+    if mode == "packages":
+        raise BuildError(
+            "FLASHATTN_EXT_CUDA=packages, but no package here has nvcc: "
+            f"pip install '{toolchain.requirement()}'"
+        )
+    looked = "nvcc was not found in CUDA_HOME, CUDACXX, PATH, /usr/local/cuda or a package"
     if mode == "on":
         raise BuildError(
             f"FLASHATTN_EXT_CUDA=on, but {looked}. Install the CUDA toolkit (in containers: a "
-            "-devel image) and set CUDA_HOME to it, or set FLASHATTN_EXT_CUDA=off for a CPU-only "
-            "build."
+            "-devel image) and set CUDA_HOME to it, let FLASHATTN_EXT_CUDA=packages fetch nvcc, or "
+            "set FLASHATTN_EXT_CUDA=off for a CPU-only build."
         )
     return None, looked
 

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 from flashattn_ext import info
 from flashattn_ext._build import BUILD, LIBRARY, PACKAGE_DIR
+from nvcc_stand_in import write_nvcc
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from build_support import BuildError, architectures, jobs, packages, plan, tools  # noqa: E402
+from build_support import (  # noqa: E402
+    BuildError, architectures, jobs, packages, plan, toolchain, tools,
+)  # fmt: skip
 
 COMPILABLE = (75, 80, 86, 87, 89, 90, 100, 103, 120)  # what a made-up nvcc knows
 
@@ -136,31 +139,16 @@ def test_head_dims_are_those_of_the_kernels():
 # Finding nvcc
 
 
-def write_nvcc(folder, version="13.0", fails=False):
-    """A stand-in that answers what the build asks of nvcc."""
-    (folder / "bin").mkdir(parents=True)
-    nvcc = folder / "bin" / "nvcc"
-    nvcc.write_text(
-        "#!/bin/sh\n"
-        'case "$1" in\n'
-        f'  --version) echo "Cuda compilation tools, release {version}, V{version}.88";;\n'
-        "  --list-gpu-arch) printf 'compute_75\\ncompute_80\\ncompute_90\\n';;\n"
-        f"  *) {'echo unsupported GNU version! >&2; exit 1' if fails else 'exit 0'};;\n"
-        "esac\n"
-    )
-    nvcc.chmod(0o755)
-    return nvcc
-
-
 @pytest.fixture
 def no_default_cuda(monkeypatch, tmp_path):
     monkeypatch.setattr(tools, "DEFAULT_CUDA_HOME", tmp_path / "none")
+    monkeypatch.setattr(toolchain, "find", lambda: None)
 
 
 def test_without_nvcc_the_build_is_cpu_only_and_says_why(no_default_cuda):
     made = plan.make_plan({"PATH": "/nowhere"})
     assert made.nvcc is None and made.archs == ()
-    assert "nvcc was not found in CUDA_HOME, CUDACXX, PATH or /usr/local/cuda" in made.report[0]
+    assert "nvcc was not found in CUDA_HOME, CUDACXX, PATH, /usr/local/cuda or" in made.report[0]
     assert "-DFLASHATTN_CUDA=OFF" in made.cmake_arguments()
 
 
@@ -177,7 +165,7 @@ def test_cuda_off_does_not_look_for_nvcc():
 
 
 def test_another_word_for_cuda_is_refused():
-    with pytest.raises(BuildError, match="expected auto, on or off, got 'yes'"):
+    with pytest.raises(BuildError, match="expected auto, on, packages or off, got 'yes'"):
         plan.find_cuda({"FLASHATTN_EXT_CUDA": "yes"})
 
 
