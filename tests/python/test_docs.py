@@ -1,122 +1,159 @@
-"""docs/how-it-works.md: its code runs, its links lead somewhere, its pictures are current."""
+"""All pages: their code runs, links lead somewhere, what they name exists, the site builds."""
 
-import itertools
+import os
 import re
 import subprocess
 import sys
-from pathlib import Path
+from importlib.util import find_spec
 
 import pytest
+from pages import ROOT, Page, all_pages, definition
 
-from flashattn_ext import _host
+PAGES = {page.name: page for page in all_pages()}
+README = PAGES["README.md"]
 
-DOCS = Path(__file__).parents[2] / "docs"
-FIGURES = DOCS / "figures"
-PAGE = (DOCS / "how-it-works.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-LINKS = re.findall(r"\[([^\]]*)\]\(([^)\s]+)\)", PAGE)
-SYMBOLS = [(*text.strip("`").split(": "), to) for text, to in LINKS if ": " in text]
-
-
-def draw(folder):
-    subprocess.run([sys.executable, FIGURES / "make.py", folder], check=True, timeout=120)
-    return {path.name: path.read_text(encoding="utf-8") for path in Path(folder).glob("*.svg")}
+# What a block of code may be. Python runs, but for benchmarks/README.md, which shows a signature.
+LANGUAGES = {"python", "sh", "text", "diff", "cmake", "{eval-rst}", ""}
+RUN = [name for name in PAGES if PAGES[name].python and not name.startswith("benchmarks/")]
+RUN_BY_OTHERS = {"docs/how-it-works.md", "docs/migration.md"}  # their tests look at the results
+WITH_DEVICE = [name for name in RUN if re.search(r'device ?= ?"', PAGES[name].text)]
+SYMBOLS = [(name, *symbol) for name, page in PAGES.items() for symbol in page.symbols]
 
 
-def anchor(heading):
-    """As GitHub makes it."""
-    return "#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+def test_pages_are_found():
+    assert {"docs/start.md", "docs/semantics.md", "docs/options.md", *RUN_BY_OTHERS} <= set(RUN)
+    languages = {block.language for page in PAGES.values() for block in page.blocks}
+    assert languages <= LANGUAGES
+
+
+# Code
 
 
 @pytest.fixture
-def page(monkeypatch):
-    """All that the page's code defines; the code asserts what the page says of it."""
-    monkeypatch.delenv("FLASHATTN_EXT_CHECK", raising=False)  # it would refuse the bad page
-    names = {}
-    for number, block in enumerate(BLOCKS):
-        exec(compile(block, f"docs/how-it-works.md, block {number}", "exec"), names)
-    return names
+def names(monkeypatch, tmp_path):
+    """What the code of a page finds: any build plans for all head dims, and a model at `path`."""
+    from flashattn_ext import _plan_gpus
+
+    monkeypatch.delenv("FLASHATTN_EXT_CHECK", raising=False)
+    monkeypatch.setattr(_plan_gpus, "BUILD", {})
+    return {"path": tmp_path}
 
 
-def test_code_runs_in_order(page):
-    assert len(BLOCKS) == len(re.findall(r"^```python$", PAGE, re.MULTILINE)) >= 10
-    assert {"attention", "history", "see", "parts", "merged", "paged", "holed"} <= page.keys()
+def write_model(path):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = dict(vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=1)
+    LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2)).save_pretrained(path)
 
 
-def test_visible_blocks_of_the_page_are_those_of_the_kernels(page):
-    sizes, reaches = (1, 100, 128, 700), (-1, 0, 90, 300)
-    compared = 0
-    for len_q, len_k, left, right in itertools.product(sizes, sizes, reaches, reaches):
-        see = page["band"](len_q, len_k, left, right)
-        for first in range(0, len_q, 128):
-            last = min(first + 128, len_q) - 1
-            if see(last)[1] <= see(first)[0]:
-                continue  # nobody sees anything, which the page leaves out
-            real = _host.visible_blocks(len_q, len_k, left, right, first, last, 64)
-            needed, clean = page["visible_blocks"](see, first, last, 64)
-            assert needed == list(range(real.begin, real.end))
-            assert clean == list(range(real.clean_begin, real.clean_end))
-            compared += 1
-    assert compared > 400
+@pytest.mark.parametrize("name", [name for name in RUN if name not in RUN_BY_OTHERS])
+def test_code_runs_in_order(name, names):
+    if "from_pretrained(path" in PAGES[name].text:
+        pytest.importorskip("transformers")
+        write_model(names["path"])
+    PAGES[name].run(names)
 
 
-def test_links_lead_somewhere():
-    headings = {anchor(h) for h in re.findall(r"^## (.*)$", PAGE, re.MULTILINE)}
-    local = [to for _, to in LINKS if not to.startswith("https://")]
-    assert len(local) > 50
-    broken = [to for to in local if to not in headings and not (DOCS / to).is_file()]
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [name for name in WITH_DEVICE if name not in RUN_BY_OTHERS])
+def test_code_runs_in_order_on_a_gpu(name, names):
+    if "from_pretrained(path" in PAGES[name].text:
+        pytest.importorskip("transformers")
+        write_model(names["path"])
+    PAGES[name].run(names, "cuda")
+
+
+COMMANDS = {
+    line.split("#")[0].strip()
+    for page in PAGES.values()
+    for block in page.blocks
+    if block.language == "sh"
+    for line in block.lines
+    if line.startswith("python -m flashattn_ext.")
+}
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_command_runs(command):
+    words = [sys.executable, *command.split()[1:]]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=environ)
+    assert done.returncode == 0 and done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_diffs_begin_with_lines_that_exist(name):
+    """Each diff belongs to the file of the last link before it."""
+    page = PAGES[name]
+    for block in (block for block in page.blocks if block.language == "diff"):
+        target = re.findall(r"\]\(([^)#\s]+)\)", page.text[: block.begin])[-1]
+        old = "\n".join(line[1:] for line in block.lines if line[0] in " -")
+        text = (page.path.parent / target).read_text(encoding="utf-8")
+        assert text.count(old) == 1, f"{target} does not have, or has twice:\n{old}"
+
+
+# Links
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name):
+    page = PAGES[name]
+    broken = []
+    for _, target in page.links:
+        if target.startswith("https://"):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (page.path.parent / file).resolve() if file else page.path
+        if not path.exists() or (anchor and anchor not in anchors(path)):
+            broken.append(target)
     assert not broken
 
 
-@pytest.mark.parametrize("file, symbol, target", SYMBOLS)
-def test_symbol_is_in_its_file(file, symbol, target):
-    path = DOCS / target
+def anchors(path):
+    return Page(str(path.relative_to(ROOT))).anchors
+
+
+@pytest.mark.parametrize("name, file, symbol, target", SYMBOLS)
+def test_symbol_is_defined_in_its_file(name, file, symbol, target):
+    path = PAGES[name].path.parent / target
     assert path.name == file
-    code = re.sub(r"//.*", "", path.read_text(encoding="utf-8"))
-    assert re.search(rf"\b{symbol}\b", code), f"{target} has no {symbol}"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert definition(lines, symbol), f"{target} does not define {symbol}"
 
 
-def test_symbols_are_found_on_the_page():
-    # Each "`file.h: name`" of the page is one of the links that the test above checks.
-    assert len(SYMBOLS) == len(re.findall(r"`\w+\.(?:h|cu|cpp|py): \w+`", PAGE)) >= 30
+@pytest.mark.parametrize("name", PAGES)
+def test_symbols_are_links(name):
+    """Each "`file.h: name`" is one of the links that the test above checks."""
+    named = re.findall(r"`\w+\.(?:h|cu|cpp|py): \w+`", PAGES[name].prose)
+    assert len(named) == len(PAGES[name].symbols)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
-def test_page_is_linked(page):
-    text = (DOCS.parent / page).read_text(encoding="utf-8")
-    targets = {(DOCS.parent / page).parent / to for to in re.findall(r"\]\(([^)\s#]+)\)", text)}
-    assert DOCS / "how-it-works.md" in targets
+def test_every_page_is_reached_from_the_readme():
+    reached, todo = set(), [README]
+    while todo:
+        page = todo.pop()
+        if page.name in reached:
+            continue
+        reached.add(page.name)
+        for _, target in page.links:
+            path = (page.path.parent / target.partition("#")[0]).resolve()
+            name = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else ""
+            todo += [PAGES[name]] if name in PAGES else []
+    assert set(PAGES) - reached <= {"CHANGELOG.md"}
 
 
-def test_pictures_are_shown():
-    shown = {Path(to).name for _, to in LINKS if to.endswith(".svg")}
-    assert shown == {path.name for path in FIGURES.glob("*.svg")}
+# The site
 
 
-def test_pictures_are_up_to_date(tmp_path):
-    """The same bytes with the same matplotlib, with another one the same labels."""
-    matplotlib = pytest.importorskip("matplotlib")
-    drawn = draw(tmp_path)
-    kept = {path.name: path.read_text(encoding="utf-8") for path in FIGURES.glob("*.svg")}
-    assert drawn.keys() == kept.keys()
-    for name, picture in drawn.items():
-        if f"Matplotlib v{matplotlib.__version__}," in kept[name]:
-            assert picture == kept[name], f"{name}: run docs/figures/make.py"
-        else:
-            assert labels(picture) == labels(kept[name]), f"{name}: run docs/figures/make.py"
-
-
-def labels(picture):
-    return re.findall(r"<text [^>]*>([^<]*)</text>", picture)
-
-
-def test_picture_of_shares_has_the_numbers_of_the_page():
-    pytest.importorskip("matplotlib")
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import shares;"
-        "work, block = shares.decode_work();"
-        "print(block, work.key_blocks, work.tiles, work.busy, work.share, work.cut)"
-    )
-    command = [sys.executable, "-c", code, FIGURES]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-    assert done.stdout.split() == ["64", "72", "6", "6", "12", "4"]
+@pytest.mark.slow
+@pytest.mark.skipif(not (find_spec("sphinx") and find_spec("furo")), reason="needs `make docs`")
+def test_site_builds_without_a_warning(tmp_path):
+    """What `make docs` does; its links to files of the repository lead to the line they name."""
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", "-c", ROOT / "docs/site"]
+    done = subprocess.run([*command, ROOT, tmp_path], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "docs" / "how-it-works.html").read_text(encoding="utf-8")
+    links = re.findall(r'href="\.\./files/([^"#]+)\.html#L-(\d+)"', page)
+    assert len(links) >= 30
+    for file, line in links:
+        assert f'name="L-{line}"' in (tmp_path / "files" / f"{file}.html").read_text("utf-8")

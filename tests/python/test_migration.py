@@ -1,28 +1,22 @@
 """docs/migration.md: its code runs, in its order, and its results are right."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
+from pages import Page
 from reference import Cache, Rule, Sequence, attend, merge
 
 import flashattn_ext.flash_attn_interface as flash_attn
 
-PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-DEVICE = 'device = "cpu"'
+PAGE = Page("docs/migration.md")
 
 
 @pytest.fixture
 def page(device):
     """All that the page's code defines."""
     torch.manual_seed(0)
-    names = {}
-    for number, block in enumerate(BLOCKS):
-        code = block.replace(DEVICE, f'device = "{device}"')
-        exec(compile(code, f"docs/migration.md, block {number}", "exec"), names)
-    return names
+    return PAGE.run({}, device)
 
 
 def close(out, expected, tolerance=2e-2):
@@ -30,18 +24,18 @@ def close(out, expected, tolerance=2e-2):
 
 
 def test_all_code_is_found():
-    assert len(BLOCKS) == PAGE.count("```") / 2 == 6
-    assert sum(DEVICE in block for block in BLOCKS) == 1
+    assert len(PAGE.python) == PAGE.text.count("```") / 2 == 6
+    assert PAGE.text.count('device = "cpu"') == 1
 
 
 def test_names(page):
-    mentioned = set(re.findall(r"`(flash_attn_\w+)", PAGE))
+    mentioned = set(re.findall(r"`(flash_attn_\w+)", PAGE.text))
     assert mentioned == set(flash_attn.__all__)
     # From the whole page: what it says is found here is here.
     import flashattn_ext
 
     for name in ("flash_fwd", "flash_fwd_splitkv", "flash_combine", "merge_attention_states"):
-        assert f"`{name}" in PAGE and hasattr(flashattn_ext, name)
+        assert f"`{name}" in PAGE.text and hasattr(flashattn_ext, name)
 
 
 def test_flash_attn(page):
