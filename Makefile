@@ -1,14 +1,15 @@
 # make demo   a language model writes text on flashattn_ext and on torch's attention
 # make test   pytest and ctest; without a GPU also a compile check of the CUDA kernels (with nvcc)
+# make docs   README.md and docs/ as a site, in build/docs/html
 # make clean  removes what was built (.venv stays)
 #
-# Both set up .venv first. TORCH='torch==2.10.*' picks another torch for a new one, PYTHON another
+# All set up .venv first. TORCH='torch==2.10.*' picks another torch for a new one, PYTHON another
 # interpreter; PYTEST_ARGS, CTEST_ARGS and the variables of the build (README) are passed on.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test build clean
+.PHONY: help demo test docs build clean
 
 PYTHON ?= python3
 TORCH ?= torch>=2.10
@@ -63,6 +64,15 @@ test: build $(STAMPS)/model
 	 echo; echo "ctest:  $$(grep 'tests passed' "$$log/ctest.log")"; \
 	 echo "pytest: $$(tail -n 1 "$$log/pytest.log")"; \
 	 exit $$failed
+
+$(STAMPS)/docs: requirements-docs.txt | $(STAMPS)/requirements
+	@$(PIP) -r requirements-docs.txt | $(PIP_PROGRESS)
+	@touch $@
+
+# A warning is an error. Needs no build: importing the package never does.
+docs: $(STAMPS)/docs
+	@$(PY) -m sphinx -W --keep-going -q -c docs/site -d build/docs/doctrees . build/docs/html
+	@echo "The site is in build/docs/html/index.html"
 
 clean:
 	rm -rf build *.egg-info flashattn_ext/*.so flashattn_ext/_build_info.json

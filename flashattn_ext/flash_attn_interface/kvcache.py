@@ -65,9 +65,9 @@ def flash_attn_with_kvcache(
         cu_seqlens_q, max_seqlen_q: int32 ``(b + 1,)`` and an upper bound of the queries' lengths.
         softmax_scale, causal, window_size, softcap, alibi_slopes: as in `flash_fwd`.
         num_splits: 0 chooses; 1 does not split.
-        qv, cu_seqlens_k_new, rotary_seqlens, q_descale, k_descale, v_descale, attention_chunk,
-            scheduler_metadata, pack_gqa, sm_margin: FlashAttention-3's, not served: any other value
-            than the default raises.
+        qv, cu_seqlens_k_new, rotary_seqlens, q_descale, k_descale: FlashAttention-3's, not served:
+            any other value than the default raises.
+        v_descale, attention_chunk, scheduler_metadata, pack_gqa, sm_margin: the same.
 
     Returns:
         ``out``, shaped like q; with `return_softmax_lse` the tuple ``(out, softmax_lse)`` with

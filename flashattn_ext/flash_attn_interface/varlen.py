@@ -45,8 +45,8 @@ def flash_attn_varlen_func(
         max_seqlen_q, max_seqlen_k: ints, upper bounds of the lengths. Splits over pages are
             planned with the first; results do not depend on them, but for rounding.
         block_table: int32 ``(b, columns)``: the pages of each sequence.
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-            return_attn_probs: as in `flash_attn_func`.
+        dropout_p, softmax_scale, causal, window_size, softcap: as in `flash_attn_func`.
+        alibi_slopes, deterministic, return_attn_probs: as in `flash_attn_func`.
 
     Returns:
         ``out (total_q, h, d)``; with `return_attn_probs` the tuple ``(out, softmax_lse, S_dmask)``
@@ -55,6 +55,7 @@ def flash_attn_varlen_func(
 
     Differences from flash-attn 2: those of `flash_attn_func` (in short: inference only, no dropout,
     ``softmax_lse`` -inf for a query without a visible key), and
+
         * pages of any size, there multiples of 256;
         * with `block_table`, ``d`` must be a multiple of 8 (no cache is copied to pad it), a page
           pool whose last stride is not 1 raises, and messages call `k` and `v` `k_cache` and

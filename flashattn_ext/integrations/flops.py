@@ -1,4 +1,4 @@
-"""FLOPs of our operators for `torch.utils.flop_counter.FlopCounterMode`.
+"""FLOPs of our operators for `torch.utils.flop_counter.FlopCounterMode`::
 
     from flashattn_ext.integrations import flops
     flops.register()

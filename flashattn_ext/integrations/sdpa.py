@@ -1,4 +1,4 @@
-"""torch's own attention functions on our kernels.
+"""torch's own attention functions on our kernels::
 
     import flashattn_ext
     flashattn_ext.activate_sdpa()  # from here on; or: with flashattn_ext.activate_sdpa(): ...

@@ -1,4 +1,4 @@
-"""Hugging Face transformers: causal language models on `flash_fwd`.
+"""Hugging Face transformers: causal language models on `flash_fwd`::
 
     from flashattn_ext.integrations.transformers import register
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation=register())

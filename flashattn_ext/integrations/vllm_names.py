@@ -58,9 +58,10 @@ def unified_attention(
         softmax_scale, softcap, alibi_slopes, sinks: as in `flash_fwd_splitkv`. vLLM's ALiBi bias
             differs by a constant in each row, which no softmax shows, except beside a sink.
         window_size: ``(left, right)``; the right side is 0 in effect, as the call is causal.
-        max_seqlen_k, seq_threshold_3D, num_par_softmax_segments, softmax_segm_output,
-            softmax_segm_max, softmax_segm_expsum: choose and feed vLLM's way of splitting the keys.
-            Splits are planned here, over memory of their own: these are neither read nor written.
+        max_seqlen_k, seq_threshold_3D, num_par_softmax_segments: choose vLLM's way of splitting the
+            keys. Splits are planned here: these are not read.
+        softmax_segm_output, softmax_segm_max, softmax_segm_expsum: workspace of those splits,
+            neither read nor written: the splits here have memory of their own.
         k_descale, v_descale: scales of an fp8 cache, which callers also pass for other caches,
             where they mean nothing.
 
