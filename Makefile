@@ -1,6 +1,7 @@
 # make demo   a language model writes text on flashattn_ext and on torch's attention
 # make test   pytest and ctest; without a GPU also a compile check of the CUDA kernels (with nvcc)
 # make docs   README.md and docs/ as a site, in build/docs/html
+# make wheel  a wheel of all kernels for 8.0 and 9.0, in dist/, tested with two versions of torch
 # make clean  removes what was built (.venv stays)
 #
 # All set up .venv first. TORCH='torch==2.10.*' picks another torch for a new one, PYTHON another
@@ -9,7 +10,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test docs build clean
+.PHONY: help demo test docs wheel build clean
 
 PYTHON ?= python3
 TORCH ?= torch>=2.10
@@ -74,5 +75,24 @@ docs: $(STAMPS)/docs
 	@$(PY) -m sphinx -W --keep-going -q -c docs/site -d build/docs/doctrees . build/docs/html
 	@echo "The site is in build/docs/html/index.html"
 
+# TORCH_CUDA_ARCH_LIST and the other variables of the build narrow it down. torch's own libraries are
+# no part of it; auditwheel renames it after the oldest Linux that has the symbols it needs.
+wheel: export FLASHATTN_EXT_CUDA ?= on
+wheel: export TORCH_CUDA_ARCH_LIST ?= 8.0;9.0
+WHEEL_TORCH ?= torch~=2.10.0 torch
+
+$(STAMPS)/wheel: requirements-wheel.txt | $(STAMPS)/requirements
+	@$(PIP) -r requirements-wheel.txt | $(PIP_PROGRESS)
+	@touch $@
+
+wheel: $(STAMPS)/wheel
+	@missing="$$($(PY) -m build_support requirements)"; \
+	 if [ -n "$$missing" ]; then $(PIP) --no-deps $$missing | $(PIP_PROGRESS); fi
+	@rm -rf dist build/lib.* build/bdist.* build/wheel
+	@$(PY) -m build --wheel --no-isolation -o build/wheel . | grep -vE '^(adding|copying|creating|running|removing) '
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" auditwheel repair --exclude libtorch.so --exclude libtorch_cpu.so \
+	   -w dist build/wheel/*.whl
+	@$(PY) tests/wheel_check.py dist/*.whl $(WHEEL_TORCH)
+
 clean:
-	rm -rf build *.egg-info flashattn_ext/*.so flashattn_ext/_build_info.json
+	rm -rf build dist *.egg-info flashattn_ext/*.so flashattn_ext/_build_info.json
