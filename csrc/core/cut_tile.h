@@ -9,8 +9,16 @@ namespace flashattn {
 
 // Written by the thread block that has the first of the parts.
 struct alignas(16) CutTile {
+  int parts;  // at least 2, or 0: no tile was cut here, and the rest is not set
+  int rows;   // of the tile that exist
   QueryTile tile;
-  int parts;  // at least 2, or 0: no tile was cut here, and `tile` is not set
+
+  FA_HD void set(QueryTile const& cut, int count) {
+    parts = count > 1 ? count : 0;
+    if (parts == 0) { return; }
+    rows = cut.row_map.rows(cut.tokens);
+    tile = cut;
+  }
 };
 
 // A slot holds one part: out (rows, head_dim) and lse (rows), fp32, rows in the order of the tile. There are

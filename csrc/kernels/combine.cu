@@ -12,6 +12,7 @@ constexpr int kWarps = 4;  // of a thread block
 template <class Partial>
 struct StridedParts {
   static constexpr int kWidth = 1;  // rows may begin anywhere
+  static constexpr bool kAllWritten = false;
 
   float const* lse_;
   int64_t lse_stride;
@@ -42,8 +43,7 @@ __global__ void __launch_bounds__(kWarps * kLanes)
       static_cast<Partial const*>(p.out_partial.data) + batch * p.out_partial.batch_stride +
           row * p.out_partial.row_stride + head * p.out_partial.head_stride + column,
       p.out_split_stride};
-  float const own_lse = lane < p.splits ? parts.lse(lane) : -kInfinity;
-  MergedRow<1> const merged = merge_row(parts, p.splits, own_lse, lane, column < p.head_dim);
+  MergedRow<1> const merged = merge_row(parts, p.splits, lane, column < p.head_dim);
   if (slice == 0 && lane == 0 && p.lse != nullptr) { p.lse[index] = merged.lse; }
   if (column < p.head_dim) {
     int64_t const out = batch * p.out.batch_stride + row * p.out.row_stride + head * p.out.head_stride;

@@ -21,22 +21,32 @@ struct RoleMerge {
       : cuts(tiles), places(plan.places), slices(plan.slices), groups(plan.groups), blocks(plan.blocks) {}
 };
 
-// The parts of row `row` of cut tile `entry`.
+// The parts of row `row` of cut tile `entry`, from this lane's columns on.
 struct PartsInSlots {
   static constexpr int kWidth = kMergeColumns;
+  static constexpr bool kAllWritten = true;
 
-  CutTiles const& cuts;
-  int entry;
-  int row;
-  int head_dim;
-  int column;
-
-  __device__ int64_t index(int part) const { return cuts.slot(entry, part) * cuts.rows + row; }
-  __device__ float lse(int part) const { return cuts.lse[index(part)]; }
-  __device__ void load(int part, float (&values)[kWidth]) const {
-    float4 const at_once = *reinterpret_cast<float4 const*>(cuts.out + index(part) * head_dim + column);
-    values[0] = at_once.x, values[1] = at_once.y, values[2] = at_once.z, values[3] = at_once.w;
+  __device__ PartsInSlots(CutTiles const& cuts, int entry, int row, int head_dim, int column) {
+    int64_t const first = cuts.slot(entry, 0) * cuts.rows + row, second = cuts.slot(entry, 1) * cuts.rows + row;
+    lse_first_ = cuts.lse + first;
+    lse_second_ = cuts.lse + second;
+    out_first_ = cuts.out + first * head_dim + column;
+    out_second_ = cuts.out + second * head_dim + column;
+    stride_ = static_cast<int>(cuts.slot(entry, 2) - cuts.slot(entry, 1)) * cuts.rows;
+    out_stride_ = stride_ * head_dim;
   }
+
+  __device__ float lse(int part) const { return part == 0 ? *lse_first_ : lse_second_[(part - 1) * stride_]; }
+  __device__ void load(int part, float (&values)[kWidth]) const {
+    float const* const from = part == 0 ? out_first_ : out_second_ + (part - 1) * out_stride_;
+    float2 const at_once = *reinterpret_cast<float2 const*>(from);
+    values[0] = at_once.x, values[1] = at_once.y;
+  }
+
+ private:
+  float const *lse_first_, *lse_second_;  // from part 1 on they lie at equal distances
+  float const *out_first_, *out_second_;
+  int stride_, out_stride_;
 };
 
 // All of it in one trip to memory: fields that are loaded where they are needed take one each.
@@ -54,21 +64,42 @@ __device__ QueryTile load_at_once(CutTile const* source) {
   return copy.tile;
 }
 
-// Row `first_row` of a cut tile, and every places / slices-th behind it.
-__device__ void merge_tile(FlashFwdParams const& p, RoleMerge const& work, int entry, int count, int first_row,
-                           int column) {
+// Row `row` of a cut tile, and every step-th behind it.
+__device__ void merge_tile(FlashFwdParams const& p, CutTiles const& cuts, int entry, int parts, int rows, int row,
+                           int step, int column) {
   int const lane = threadIdx.x % kLanes;
   bool const column_exists = column < p.shape.head_dim;
-  PartsInSlots parts{work.cuts, entry, first_row, p.shape.head_dim, column};
-  float own_lse = lane < count ? parts.lse(lane) : -kInfinity;
-  QueryTile const tile = load_at_once(&work.cuts.tiles[entry]);
-  while (tile.has_row(parts.row)) {
-    MergedRow<kMergeColumns> const merged = merge_row(parts, count, own_lse, lane, column_exists);
-    if (column == 0 && p.lse != nullptr) { p.lse[tile.lse_index(p.shape, p.lengths, parts.row)] = merged.lse; }
-    if (column_exists) { store(p.out.data, p.dtype, tile.offset(p.out, parts.row) + column, merged.out); }
-    parts.row += work.slices.quotient(work.places.divisor());
-    own_lse = tile.has_row(parts.row) && lane < count ? parts.lse(lane) : -kInfinity;
-  }
+  QueryTile tile;
+  if (rows > 0) { tile = load_at_once(&cuts.tiles[entry]); }
+  do {
+    bool const exists = row < rows;
+    PartsInSlots const slots{cuts, entry, row, p.shape.head_dim, column};
+    MergedRow<kMergeColumns> const merged = merge_row(slots, exists ? parts : 0, lane, column_exists);
+    if (exists && column_exists) {
+      store(p.out.data, p.dtype, tile.offset(p.out, row) + column, merged.out);
+      if (column == 0 && p.lse != nullptr) { p.lse[tile.lse_index(p.shape, p.lengths, row)] = merged.lse; }
+    }
+    row += step;
+  } while (row < rows);
+}
+
+// Entries group, group + groups, ...: a lane looks at one of 32. Without `exists` as if there were a tile of no rows.
+__device__ void merge_group(FlashFwdParams const& p, RoleMerge const& work, int group, int row, int column,
+                            bool exists) {
+  int const lane = threadIdx.x % kLanes, step = work.slices.quotient(work.places.divisor());
+  int first = group;
+  do {
+    int const own = first + lane * work.groups;
+    int parts = 0, rows = 0;
+    if (exists && own < work.cuts.entries) { parts = work.cuts.tiles[own].parts; }
+    if (parts > 0) { rows = work.cuts.tiles[own].rows; }
+    for (unsigned cut = exists ? __ballot_sync(0xffffffff, parts > 0) : 1; cut != 0; cut &= cut - 1) {
+      int const found = __ffs(cut) - 1;
+      merge_tile(p, work.cuts, first + found * work.groups, __shfl_sync(0xffffffff, parts, found),
+                 __shfl_sync(0xffffffff, rows, found), row, step, column);
+    }
+    first += kLanes * work.groups;
+  } while (exists && first < work.cuts.entries);
 }
 
 __global__ void __launch_bounds__(kMergeWarps * kLanes)
@@ -81,17 +112,15 @@ __global__ void __launch_bounds__(kMergeWarps * kLanes)
   int const warp = (blockIdx.x - (is_chunk ? decode.blocks : 0)) * kMergeWarps + threadIdx.x / kLanes;
   int const group = work.places.quotient(warp), place = warp - group * work.places.divisor();
   int const row = work.slices.quotient(place), slice = place - row * work.slices.divisor();
-  int const lane = threadIdx.x % kLanes, column = slice * kMergeSlice + lane * kMergeColumns;
+  int const column = slice * kMergeSlice + threadIdx.x % kLanes * kMergeColumns;
   if (group >= work.groups) { return; }
-
-  wait_for_previous_kernel();
-  for (int first = group; first < work.cuts.entries; first += kLanes * work.groups) {  // a lane looks at one entry
-    int const own = first + lane * work.groups;
-    int const own_count = own < work.cuts.entries ? work.cuts.tiles[own].parts : 0;
-    for (unsigned cut = __ballot_sync(0xffffffff, own_count > 0); cut != 0; cut &= cut - 1) {
-      int const found = __ffs(cut) - 1;
-      merge_tile(p, work, first + found * work.groups, __shfl_sync(0xffffffff, own_count, found), row, column);
-    }
+  // First without work, while there is none: fetching the instructions takes three times as long as merging does
+  // (H200, 2026-11-30, docs/tuning.md).
+#pragma unroll 1
+  for (int pass = 0; pass < 2; ++pass) {
+    bool const exists = pass > 0;
+    if (exists) { wait_for_previous_kernel(); }
+    merge_group(p, work, group, row, column, exists);
   }
 }
 

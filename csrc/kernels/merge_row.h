@@ -53,37 +53,44 @@ struct MergedRow {
   float lse;
 };
 
-// sum += weight · value of the 32 parts from `base` on; the lanes have a weight each. What an empty part holds does
-// not matter and is not read.
+// This lane's columns of some parts.
 template <class Parts>
-__device__ void add_parts(Parts const& parts, int base, float own_weight, bool column_exists,
-                          float (&sum)[Parts::kWidth]) {
-  constexpr int kBatch = Parts::kWidth == 1 ? 16 : 8;  // parts that are on their way before the first is needed
-  unsigned const counted = __ballot_sync(0xffffffff, own_weight != 0.f);
-  for (int first = 0; first < kLanes && counted >> first != 0; first += kBatch) {
-    float values[kBatch][Parts::kWidth];
+struct Values {
+  static constexpr int kParts = 16;
+  float of[kParts][Parts::kWidth];
+
+  // Of the parts from `base` on that `wanted` has the bits of. All are on their way before the first is needed.
+  __device__ void load(Parts const& parts, int base, unsigned wanted) {
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
+    for (int i = 0; i < kParts; ++i) {
 #pragma unroll
-      for (float& value : values[i]) { value = 0.f; }
-      if ((counted >> (first + i) & 1) && column_exists) { parts.load(base + first + i, values[i]); }
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      float const weight = __shfl_sync(0xffffffff, own_weight, first + i);
-#pragma unroll
-      for (int column = 0; column < Parts::kWidth; ++column) { sum[column] += weight * values[i][column]; }
+      for (float& value : of[i]) { value = 0.f; }
+      if (wanted >> i & 1) { parts.load(base + i, of[i]); }
     }
   }
-}
+
+  // sum += weight · value; the weight of part i is that of lane first + i.
+  __device__ void add_to(float (&sum)[Parts::kWidth], float own_weight, int first) const {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      float const weight = __shfl_sync(0xffffffff, own_weight, first + i);
+#pragma unroll
+      for (int column = 0; column < Parts::kWidth; ++column) { sum[column] += weight * of[i][column]; }
+    }
+  }
+};
 
 // `parts` tells where part s of the row lies: parts.lse(s) is its log-sum-exp, parts.load(s, values) reads this
-// lane's Parts::kWidth columns of it, which exist all or not at all. `own_lse` is that of part `lane`, if there is
-// one: the caller asks for it while it still learns where the row lies.
+// lane's Parts::kWidth columns of it, which exist all or not at all. What an empty part holds does not matter, and it
+// is not read where Parts says that it may not have been written.
 template <class Parts>
-__device__ MergedRow<Parts::kWidth> merge_row(Parts const& parts, int count, float own_lse, int lane,
-                                              bool column_exists) {
-  auto const lse_of = [&](int s) { return s < kLanes ? own_lse : parts.lse(s); };
+__device__ MergedRow<Parts::kWidth> merge_row(Parts const& parts, int count, int lane, bool column_exists) {
+  float const own_lse = lane < count ? parts.lse(lane) : -kInfinity;
+  auto const lse_of = [&](int s) { return s < kLanes ? own_lse : (s < count ? parts.lse(s) : -kInfinity); };
+  Values<Parts> values;
+  if constexpr (Parts::kAllWritten) {
+    values.load(parts, 0, column_exists ? (count < kLanes ? (1u << count) - 1 : ~0u) : 0);
+  }
 
   // fmaxf passes over NaN, but the sum of weights does not, so a NaN in lse reaches out and lse.
   float maximum = -kInfinity;
@@ -94,15 +101,24 @@ __device__ MergedRow<Parts::kWidth> merge_row(Parts const& parts, int count, flo
 
   MergedRow<Parts::kWidth> merged{};
   float own_total = 0.f;
-  for (int base = 0; base < count; base += kLanes) {  // a lane knows the weight of one part
-    float const own_weight =
-        base + lane < count ? part_weight(lse_of(base + lane), subtrahend(maximum)) : 0.f;
+  int base = 0;
+  do {  // a lane knows the weight of one part
+    float const own_weight = part_weight(lse_of(base + lane), subtrahend(maximum));
+    unsigned const counted = __ballot_sync(0xffffffff, own_weight != 0.f);
     own_total += own_weight;
-    add_parts(parts, base, own_weight, column_exists, merged.out);
-  }
+    int first = 0;
+    do {
+      bool const loaded = Parts::kAllWritten && base + first == 0;
+      if (!loaded) { values.load(parts, base + first, column_exists ? counted >> first : 0); }
+      values.add_to(merged.out, own_weight, first);
+      first += Values<Parts>::kParts;
+    } while (first < kLanes && counted >> first != 0);
+    base += kLanes;
+  } while (base < count);
   float const total = warp_sum(own_total);
+  float const factor = total == 0.f ? 0.f : reciprocal_fast(total);
 #pragma unroll
-  for (float& out : merged.out) { out = total == 0.f ? 0.f : out / total; }
+  for (float& out : merged.out) { out *= factor; }
   merged.lse = total == 0.f ? -kInfinity : maximum + logf(total);
   return merged;
 }

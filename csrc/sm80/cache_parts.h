@@ -16,9 +16,7 @@ CUTE_DEVICE PartialOutput slot_output(CutTiles const& cuts, int64_t slot, int he
 
 // Each entry is written by one thread.
 CUTE_DEVICE void record_cut(CutTiles const& cuts, int entry, QueryTile const& tile, int parts) {
-  if (cuts.entries == 0) { return; }
-  cuts.tiles[entry].parts = parts > 1 ? parts : 0;
-  if (parts > 1) { cuts.tiles[entry].tile = tile; }
+  if (cuts.entries > 0) { cuts.tiles[entry].set(tile, parts); }
 }
 
 CUTE_DEVICE VisibleBand band_of(FlashSplitkvParams const& params, SequenceInfo const& seq) {
