@@ -33,7 +33,8 @@ FA_INLINE void multiply_qk(RowGroup const& group, Word const* k, int panels, int
   }
 }
 
-// O = O * factor + P·V.
+// O = O * factor + P·V. Each block is summed up on its own: one sum over all keys of a long sequence
+// would collect their roundings.
 template <class Element, int kRows>
 FA_INLINE void multiply_pv(Word const* p, Word const* v, int keys, int head_dim,
                            float const* factors, float* acc) {
@@ -41,19 +42,14 @@ FA_INLINE void multiply_pv(Word const* p, Word const* v, int keys, int head_dim,
   int const dim_panels = ceil_div(head_dim, kPanel);
   int const panel_words = words<Element>(block_keys(head_dim)) * kPanel;
   for (int d = 0; d < dim_panels; ++d) {
-    Sums<kRows> sums;
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      float const* const row = acc + (r * dim_panels + d) * kPanel;
-      sums.left[r] = load<Floats>(row) * factors[r];
-      sums.right[r] = load<Floats>(row + kLanes) * factors[r];
-    }
+    Sums<kRows> sums = {};
     multiply<Element, ALayout>(p, v + int64_t(d) * panel_words, words<Element>(keys), sums);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       float* const row = acc + (r * dim_panels + d) * kPanel;
-      store(row, sums.left[r]);
-      store(row + kLanes, sums.right[r]);
+      Floats const factor = splat(factors[r]);
+      store(row, multiply_add(load<Floats>(row), factor, sums.left[r]));
+      store(row + kLanes, multiply_add(load<Floats>(row + kLanes), factor, sums.right[r]));
     }
   }
 }
