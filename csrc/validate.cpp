@@ -138,14 +138,16 @@ void check_cache(FlashSplitkvParams const& p) {
 void check_append(FlashSplitkvParams const& p) {
   Append const& append = p.append;
   check_range("append.seqlen", append.seqlen, 0, kMaxLength);
-  if (append.seqlen > 0 && p.cache.seqlens == nullptr) {
+  // The lengths of no sequences may be a null pointer too.
+  bool const length_is_known = p.cache.seqlens == nullptr && p.fwd.shape.batch > 0;
+  if (append.seqlen > 0 && length_is_known) {
     check_range("cache.seqlen + append.seqlen", int64_t(p.cache.seqlen) + append.seqlen, 0, p.fwd.shape.seqlen_k);
   }
   if (append.rotary_dim == 0) { return; }
   check_range("append.rotary_dim", append.rotary_dim, 16, p.fwd.shape.head_dim);
   if (append.rotary_dim % 16 != 0) { reject("append.rotary_dim", append.rotary_dim, "a multiple of 16"); }
   check_range("append.max_position", append.max_position, 1, INT32_MAX);
-  if (p.cache.seqlens == nullptr) {
+  if (length_is_known) {
     bool const one_after_the_other = p.fwd.window.left >= 0 || p.fwd.window.right >= 0;
     // How many queries a packed sequence has is known on the device only.
     bool const packed = p.fwd.lengths.cu_seqlens_q != nullptr;
