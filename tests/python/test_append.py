@@ -124,6 +124,17 @@ def test_c61_d08_full_cache(new, page, device):
             packed_cache((2, 96), (1, 0), page=page, new=new, room=room).check(device)
 
 
+@pytest.mark.parametrize("rotary", [0.0, 1.0])
+def test_new_tokens_of_no_sequences(rotary, device):
+    """There is no length that more tokens than the cache and the rotary tables hold could break."""
+    for is_packed in (False, True):
+        case = CacheCase((), is_packed, new=5, room=-3, rotary=rotary)
+        call = case.build(device)
+        for name in ("rotary_cos", "rotary_sin") if rotary else ():
+            call.options[name] = call.options[name][:1]
+        call.compare(*call.run())
+
+
 def test_c61_full_cache_that_the_host_knows(device):
     for page in (0, 16):
         case = dense_cache(1, 96, 96, page=page, new=2, room=-2, one_length=True)
