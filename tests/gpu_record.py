@@ -86,6 +86,12 @@ def read_junit(path):
     return counts, failed
 
 
+def read_numbers(path):
+    """What tests of pytest say of themselves through record_property: name -> number."""
+    found = ElementTree.parse(path).iter("property") if path.exists() else ()
+    return {item.get("name"): int(item.get("value")) for item in found}
+
+
 def run_suite(command, report):
     """Runs one test runner; a runner that leaves no report, or none of its tests, has failed."""
     # Not from the root: there, the source folder hides an installed package of the same name.
@@ -150,6 +156,7 @@ def record(ctest_dir, pytest_arguments):
         report = Path(folder) / "pytest.xml"
         suite = [sys.executable, "-m", "pytest", "python", "-m", "gpu"]
         results = [run_suite([*suite, f"--junitxml={report}", *pytest_arguments], report)]
+        numbers = read_numbers(report)
         if ctest_dir:
             report = Path(folder) / "ctest.xml"
             command = ["ctest", "--test-dir", str(Path(ctest_dir).resolve()), "-L", "gpu"]
@@ -164,6 +171,7 @@ def record(ctest_dir, pytest_arguments):
         **totals,
         "failed_tests": failed,
         "suites": ["pytest", "ctest"][: len(results)],
+        **({"numbers": numbers} if numbers else {}),
         "seconds": round(time.monotonic() - started),
     }
     RECORD.write_text(json.dumps(result, indent=2) + "\n")

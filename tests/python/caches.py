@@ -12,7 +12,7 @@ import pytest
 import torch
 from cases import LARGEST_CUDA_HEAD_DIM, Call, Case, ints, score_options
 from reference import LSE_TOLERANCE, Cache, Sequence, rotate
-from strided import as_bits, make_pool, query_buffer
+from strided import as_bits, make_pool, once, query_buffer
 
 import flashattn_ext
 
@@ -158,13 +158,13 @@ def _build(case, device):
     pool = make_pool(case.pool, pages, page, hk, case.d, case.dtype, device)
     cache = Cache(pool[0], pool[1], table)
     if case.table == "random":  # then any page may be any token's
-        for t in pool[:2]:
+        for t in map(once, pool[:2]):
             t.copy_(draw(*t.shape))
     for n in range(len(case.lengths)):
         begin, end = case.span(n)
         if case.table != "random" and begin < end:
-            for t in pool[:2]:
-                t[cache.where(n, begin, end)] = draw(end - begin, hk, case.d).to(case.dtype)
+            for t in map(once, pool[:2]):
+                t[cache.where(n, begin, end)] = draw(end - begin, *t.shape[2:]).to(case.dtype)
 
     q, rows = _queries(case, device, draw)
     options, slopes, sinks = score_options(case, device, draw)
@@ -216,12 +216,14 @@ def _queries(case, device, draw):
     if case.packed:
         starts = [0, *accumulate(sq for sq, _ in case.lengths)]
         q = query_buffer(case.strides, 1, starts[-1] + case.tail, h, d, case.dtype, device)[0]
-        q[: starts[-1]] = (draw(starts[-1], h, d) * gain).to(case.dtype)
+        of_q = once(q)[: starts[-1]]
+        of_q.copy_((draw(*of_q.shape) * gain).to(case.dtype))
         return q, list(pairwise(starts))
     sq = case.lengths[0][0] if case.lengths else 3
     assert all(length == sq for length, _ in case.lengths), "a dense batch has one query length"
     q = query_buffer(case.strides, len(case.lengths), sq, h, d, case.dtype, device)
-    q.copy_((draw(*q.shape) * gain).to(case.dtype))
+    of_q = once(q)
+    of_q.copy_((draw(*of_q.shape) * gain).to(case.dtype))
     return q, [(0, sq)] * len(case.lengths)
 
 

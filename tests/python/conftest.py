@@ -15,6 +15,10 @@ def _why_no_gpu():
 NO_GPU = _why_no_gpu()
 
 
+def pytest_addoption(parser):
+    parser.addoption("--draws", type=int, help="calls of test_draws.py: 2400, on a GPU 20000")
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request):
     return request.param

@@ -2,7 +2,7 @@
 
 import torch
 
-# name -> (layout of q, of k, of v). Buffers are made per layout by _buffer.
+# name -> (layout of q, of k, of v). Buffers are made per layout by make_buffer.
 MIXED = {
     "plain": ("bshd", "bshd", "bshd"),
     "bhsd": ("bhsd", "bhsd", "bhsd"),
@@ -13,13 +13,14 @@ MIXED = {
     "k_padded": ("bshd", "padded", "bshd"),
     "v_padded": ("padded", "bhsd", "padded"),
     "s_first": ("sbhd", "sbhd", "bshd"),
+    "q_one_head": ("one_head", "bshd", "bshd"),
 }
 SHARED = ("packed_qkv", "interleaved_kv")
 EXPANDED = ("expanded_heads", "expanded_batch")
 VARIANTS = (*MIXED, *SHARED, *EXPANDED)
 
 
-def _buffer(layout, b, s, h, d, dtype, device):
+def make_buffer(layout, b, s, h, d, dtype, device):
     def full(*shape):
         return torch.full(shape, torch.nan, dtype=dtype, device=device)
 
@@ -29,28 +30,35 @@ def _buffer(layout, b, s, h, d, dtype, device):
         return full(s, b, h, d).transpose(0, 1)
     if layout == "padded":
         return full(b, s + 2, h + 1, d + 8)[:, :s, :h, :d]
+    if layout == "one_head":
+        return full(b, s, 1, d).expand(b, s, h, d)
     return full(b, s, h, d)
+
+
+def once(tensor):
+    """Each element once, of a tensor whose heads may all be the same one: for writing."""
+    return tensor[..., :1, :] if tensor.stride(-2) == 0 else tensor
 
 
 def _buffers(variant, shape, heads, d, dtype, device):
     (b, sq, sk), (h, hk) = shape, heads
     if variant == "packed_qkv":
         assert sq == sk, "one buffer for q, k and v needs as many queries as keys"
-        return _buffer("bshd", b, sq, h + 2 * hk, d, dtype, device).split([h, hk, hk], dim=2)
+        return make_buffer("bshd", b, sq, h + 2 * hk, d, dtype, device).split([h, hk, hk], dim=2)
     q_layout, k_layout, v_layout = MIXED.get(variant, MIXED["plain"])
-    q = _buffer(q_layout, b, sq, h, d, dtype, device)
+    q = make_buffer(q_layout, b, sq, h, d, dtype, device)
     if variant == "interleaved_kv":
-        return q, *_buffer("bshd", b, sk, 2 * hk, d, dtype, device).chunk(2, dim=2)
+        return q, *make_buffer("bshd", b, sk, 2 * hk, d, dtype, device).chunk(2, dim=2)
     kv_batch = 1 if variant == "expanded_batch" else b
     kv_heads = 1 if variant == "expanded_heads" else hk
-    k = _buffer(k_layout, kv_batch, sk, kv_heads, d, dtype, device)
-    v = _buffer(v_layout, kv_batch, sk, kv_heads, d, dtype, device)
+    k = make_buffer(k_layout, kv_batch, sk, kv_heads, d, dtype, device)
+    v = make_buffer(v_layout, kv_batch, sk, kv_heads, d, dtype, device)
     return q, k, v
 
 
 def query_buffer(variant, b, s, h, d, dtype, device):
     """A q of NaN, (b, s, h, d)."""
-    return _buffer(MIXED[variant][0], b, s, h, d, dtype, device)
+    return make_buffer(MIXED[variant][0], b, s, h, d, dtype, device)
 
 
 # name -> (layout of k, of v); "interleaved": both in one buffer.
@@ -63,6 +71,7 @@ POOLS = {
     "v_heads_first": ("plain", "heads_first"),
     "k_heads_first": ("heads_first", "padded"),
 }
+READ_ONLY_POOLS = ("one_head",)
 
 
 def make_pool(variant, pages, page, hk, d, dtype, device):
@@ -77,13 +86,16 @@ def make_pool(variant, pages, page, hk, d, dtype, device):
         return buffer[1:-1, 0], buffer[1:-1, 1], (buffer, buffer)
     buffers = []
     views = []
-    for layout in POOLS[variant]:
+    for layout in POOLS.get(variant, (variant, variant)):
         if layout == "padded":
             buffers.append(full(pages + 2, page + 2, hk + 1, d + 8))
             views.append(buffers[-1][1:-1, :page, :hk, :d])
         elif layout == "heads_first":
             buffers.append(full(pages + 2, hk, page, d))
             views.append(buffers[-1][1:-1].transpose(1, 2))
+        elif layout == "one_head":
+            buffers.append(full(pages + 2, page, 1, d))
+            views.append(buffers[-1][1:-1].expand(pages, page, hk, d))
         else:
             buffers.append(full(pages + 2, page, hk, d))
             views.append(buffers[-1][1:-1])
@@ -95,7 +107,8 @@ def make_qkv(variant, shape, heads, d, dtype, device, regions, draw, q_gain):
     each sequence, the only places that get numbers. Returns q, k, v as (b, s, heads, d)."""
     q, k, v = _buffers(variant, shape, heads, d, dtype, device)
     for place, begin_q, sq, begin_k, sk in regions:
-        q[place, begin_q : begin_q + sq] = (draw(sq, heads[0], d) * q_gain).to(dtype)
+        of_q = once(q)
+        of_q[place, begin_q : begin_q + sq] = (draw(sq, of_q.shape[2], d) * q_gain).to(dtype)
         if place >= k.shape[0]:
             continue  # expanded batch: all sequences share the keys of the first
         for t in (k, v):

@@ -103,6 +103,8 @@ PYTEST_XML = """<testsuites><testsuite><testcase classname="m" name="good"/>
 <testcase classname="m" name="bad"><failure>no</failure></testcase>
 <testcase classname="m" name="broken"><error>no</error></testcase>
 <testcase classname="m" name="left"><skipped/></testcase></testsuite></testsuites>"""
+PYTEST_PROPERTIES = """<testsuite><testcase classname="m" name="good"><properties>
+<property name="drawn calls: merge" value="20000"/></properties></testcase></testsuite>"""
 CTEST_XML = """<testsuite><testcase name="good" status="run"/><testcase name="bad" status="fail">
 <failure/></testcase><testcase name="left" status="notrun"/></testsuite>"""
 
@@ -117,6 +119,14 @@ def test_reports_are_read(tmp_path):
     report.write_text(CTEST_XML)
     counts, failed = gpu_record.read_junit(report)
     assert counts == {"passed": 1, "failed": 1, "skipped": 1} and failed == ["ctest::bad"]
+
+
+def test_numbers_of_tests_are_read(tmp_path):
+    report = tmp_path / "report.xml"
+    assert gpu_record.read_numbers(report) == {}
+    report.write_text(PYTEST_PROPERTIES)
+    assert gpu_record.read_numbers(report) == {"drawn calls: merge": 20000}
+    assert gpu_record.read_junit(report) == ({"passed": 1, "failed": 0, "skipped": 0}, [])
 
 
 @pytest.mark.parametrize("writes_report", [False, True])
