@@ -37,12 +37,14 @@ class Row {
  public:
   Row(FlashCombineParams const& p, int batch, int head, int row)
       : p_(p),
-        lse_(p.lse_partial + batch * p.lse_batch_stride + head * p.lse_head_stride +
-             row * p.lse_row_stride),
-        merged_(merge_lse(lse_, p.lse_split_stride, p.splits)),
-        parts_(static_cast<typename Partial::Storage const*>(p.out_partial.data) +
-               offset(p.out_partial, batch, head, row)),
-        out_(static_cast<typename Out::Storage*>(p.out.data) + offset(p.out, batch, head, row)) {}
+        out_(static_cast<typename Out::Storage*>(p.out.data) + offset(p.out, batch, head, row)) {
+    if (p.splits == 0) { return; }  // the pointers may be null
+    lse_ = p.lse_partial + batch * p.lse_batch_stride + head * p.lse_head_stride +
+           row * p.lse_row_stride;
+    merged_ = merge_lse(lse_, p.lse_split_stride, p.splits);
+    parts_ = static_cast<typename Partial::Storage const*>(p.out_partial.data) +
+             offset(p.out_partial, batch, head, row);
+  }
 
   float lse() const {
     return merged_.total == 0.f ? -kInfinity : merged_.maximum + logf(merged_.total);
@@ -73,9 +75,9 @@ class Row {
   }
 
   FlashCombineParams const& p_;
-  float const* lse_;
-  Merged merged_;
-  typename Partial::Storage const* parts_;
+  float const* lse_ = nullptr;
+  Merged merged_ = {-kInfinity, 0.f};
+  typename Partial::Storage const* parts_ = nullptr;
   typename Out::Storage* out_;
 };
 
@@ -96,7 +98,7 @@ void combine_rows(FlashCombineParams const& p, int64_t begin, int64_t end) {
 
 void flash_combine(FlashCombineParams const& params) {
   int64_t const rows = int64_t(params.batch) * params.heads * params.seqlen;
-  int const threads = useful_threads(rows * params.splits * params.head_dim);
+  int const threads = useful_threads(double(rows) * params.splits * params.head_dim);
   with_scalar(params.partial_dtype, [&](auto partial) {
     with_scalar(params.out_dtype, [&](auto out) {
       parallel_for((rows + kRowsOfTask - 1) / kRowsOfTask, threads, [&](int64_t task) {

@@ -1,6 +1,7 @@
 // The forward pass: cuts a call into query tiles and shares them out to threads.
 #include <algorithm>
 
+#include "core/split_plan.h"
 #include "core/work_tile.h"
 #include "cpu/cpu.h"
 #include "cpu/query_tile.h"
@@ -10,13 +11,12 @@
 namespace flashattn::cpu {
 namespace {
 
-int64_t multiply_adds(FlashFwdParams const& p) {
-  bool const packed_q = p.lengths.cu_seqlens_q != nullptr;
-  bool const packed_k = p.lengths.cu_seqlens_k != nullptr;
-  int64_t const rows = packed_q ? p.lengths.total_q : int64_t(p.shape.batch) * p.shape.seqlen_q;
-  int64_t const keys = packed_k ? p.lengths.total_k / p.shape.batch : p.shape.seqlen_k;
-  int64_t const packing = int64_t(p.shape.batch) * p.shape.heads_kv * kPackingRows;
-  return (rows * p.shape.heads + packing) * keys * p.shape.head_dim;
+double multiply_adds(FlashFwdParams const& p) {
+  Shape const& shape = p.shape;
+  bool const packed = p.lengths.cu_seqlens_k != nullptr;
+  double const keys = packed ? p.lengths.total_k / shape.batch : shape.seqlen_k;
+  double const packing = double(shape.batch) * shape.heads_kv * kPackingRows;
+  return (double(query_rows(p)) * shape.heads + packing) * keys * shape.head_dim;
 }
 
 // The query heads of a key/value head share a tile, and with it the packed keys and values.

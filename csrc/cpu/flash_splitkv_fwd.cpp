@@ -19,7 +19,7 @@ constexpr int kNominalThreads = 32;
 
 struct Work {
   int longest = 0;  // keys of a sequence
-  int64_t multiply_adds = 0;
+  double multiply_adds = 0;
 };
 
 Work measure(FlashSplitkvParams const& params) {
@@ -27,7 +27,7 @@ Work measure(FlashSplitkvParams const& params) {
   Work work;
   for (int batch = 0; batch < shape.batch; ++batch) {
     SequenceInfo const seq = cache_sequence_info(params, batch);
-    int64_t const rows = int64_t(seq.len_q) * shape.heads + shape.heads_kv * kPackingRows;
+    double const rows = double(seq.len_q) * shape.heads + shape.heads_kv * kPackingRows;
     work.longest = std::max(work.longest, seq.len_k);
     work.multiply_adds += rows * seq.len_k * shape.head_dim;
   }
@@ -74,8 +74,8 @@ class PartBuffer {
   std::unique_ptr<float[]> lse_;
 };
 
-// The heads of a share of keys come one after the other: their rows lie in the same pages of memory,
-// and walking all keys once per head would miss the TLB at every page.
+// The heads of a share of keys come one after the other: their rows lie in the same pages of
+// memory, and walking all keys once per head would miss the TLB at every page.
 void run_tiles(Call const& call, int threads) {
   FlashFwdParams const& p = call.params;
   int const heads = p.shape.heads / call.row_map.pack(), splits = call.split.splits;

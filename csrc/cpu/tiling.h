@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdint>
 
 #include "core/row_map.h"
 #include "cpu/cpu.h"
@@ -17,10 +16,11 @@ constexpr int kPackingRows = 4;
 static_assert(kTileRows <= RowMap::kMaxRows);
 
 // Below this many multiply-adds a thread costs more to wake than it saves (about 20 us).
-constexpr int64_t kWorkPerThread = int64_t(1) << 21;
+constexpr double kWorkPerThread = 1 << 21;
 
-inline int useful_threads(int64_t multiply_adds) {
-  return static_cast<int>(std::clamp<int64_t>(multiply_adds / kWorkPerThread, 1, num_threads()));
+// Counted as a double: the largest calls have more multiply-adds than 64 bits hold.
+inline int useful_threads(double multiply_adds) {
+  return static_cast<int>(std::clamp<double>(multiply_adds / kWorkPerThread, 1, num_threads()));
 }
 
 }  // namespace flashattn::cpu

@@ -113,6 +113,8 @@ TEST(ApiErrors, Score) {
   expect_refused({
       {"scale", {"inf", "finite"}, [](Call& c) { c.params.score.scale = kInfinity; }},
       {"scale", {"nan", "finite"}, [](Call& c) { c.params.score.scale = kNan; }},
+      {"scale", {"-inf", "finite"}, [](Call& c) { c.params.score.scale = -kInfinity; }},
+      {"softcap", {"normal"}, [](Call& c) { c.params.score.softcap = 1e-39f; }},
       {"softcap", {"-1", "0"}, [](Call& c) { c.params.score.softcap = -1.f; }},
       {"softcap", {"inf", "finite"}, [](Call& c) { c.params.score.softcap = kInfinity; }},
       {"softcap", {"nan", "finite"}, [](Call& c) { c.params.score.softcap = kNan; }},
@@ -120,67 +122,32 @@ TEST(ApiErrors, Score) {
   });
 }
 
-TEST(ApiErrors, Dtypes) {
-  expect_refused({{"sinks_dtype", {"float32"}, [](Call& c) {
-                     c.params.score.sinks = c.sinks;
-                     c.params.score.sinks_dtype = DType::kFloat16;
-                   }}});
+TEST(ApiErrors, TypesAndDevices) {
+  expect_refused({
+      {"sinks_dtype",
+       {"float32"},
+       [](Call& c) {
+         c.params.score.sinks = c.sinks;
+         c.params.score.sinks_dtype = DType::kFloat16;
+       }},
+      {"sinks_dtype",
+       {"got 3", "kBFloat16"},
+       [](Call& c) {
+         c.params.score.sinks = c.sinks;
+         c.params.score.sinks_dtype = static_cast<DType>(3);
+       }},
+      {"dtype", {"got -1", "kFloat32"}, [](Call& c) { c.params.dtype = static_cast<DType>(-1); }},
+      {"device", {"got 2", "kCuda"}, [](Call& c) { c.params.device = static_cast<Device>(2); }},
+  });
   api::expect_refused<Call>(
       {"dtype", {"float32", "bfloat16"}, [](Call& c) { c.params.dtype = DType::kFloat32; }},
       Device::kCuda);
 }
 
-TEST(ApiErrors, NullPointers) {
-  expect_refused({
-      {"q", {"null"}, [](Call& c) { c.params.q.data = nullptr; }},
-      {"k", {"null"}, [](Call& c) { c.params.k.data = nullptr; }},
-      {"v", {"null"}, [](Call& c) { c.params.v.data = nullptr; }},
-      {"out", {"null"}, [](Call& c) { c.params.out.data = nullptr; }},
-      {"q",
-       {"null"},
-       [](Call& c) {
-         c.pack();
-         c.params.q.data = nullptr;
-       }},
-      {"k",
-       {"null"},
-       [](Call& c) {
-         c.pack();
-         c.params.k.data = nullptr;
-       }},
-  });
-}
-
-TEST(ApiErrors, MisalignedPointers) {
-  for (int bytes : {2, 4, 8}) {
-    auto const shifted = [bytes](float* pointer) {
-      return reinterpret_cast<char*>(pointer) + bytes;
-    };
-    expect_refused({
-        {"q", {"multiple of 16"}, [&](Call& c) { c.params.q.data = shifted(c.q); }},
-        {"k", {"multiple of 16"}, [&](Call& c) { c.params.k.data = shifted(c.k); }},
-        {"v", {"multiple of 16"}, [&](Call& c) { c.params.v.data = shifted(c.v); }},
-        {"out", {"multiple of 16"}, [&](Call& c) { c.params.out.data = shifted(c.out); }},
-    });
-  }
-}
-
-TEST(ApiErrors, MisalignedStrides) {
-  for (int64_t off : {1, 2}) {
-    expect_refused({
-        {"q.row_stride", {"multiple of 16"}, [off](Call& c) { c.params.q.row_stride += off; }},
-        {"q.head_stride", {"multiple of 16"}, [off](Call& c) { c.params.q.head_stride += off; }},
-        {"q.batch_stride", {"multiple of 16"}, [off](Call& c) { c.params.q.batch_stride += off; }},
-        {"k.row_stride", {"multiple of 16"}, [off](Call& c) { c.params.k.row_stride += off; }},
-        {"k.batch_stride", {"multiple of 16"}, [off](Call& c) { c.params.k.batch_stride += off; }},
-        {"v.head_stride", {"multiple of 16"}, [off](Call& c) { c.params.v.head_stride += off; }},
-        {"v.row_stride", {"multiple of 16"}, [off](Call& c) { c.params.v.row_stride += off; }},
-        {"out.row_stride", {"multiple of 16"}, [off](Call& c) { c.params.out.row_stride += off; }},
-        {"out.head_stride",
-         {"multiple of 16"},
-         [off](Call& c) { c.params.out.head_stride += off; }},
-    });
-  }
+TEST(ApiErrors, MoreRowsThanSizesCanCount) {
+  expect_refused({{"query rows of all sequences", {"got 1152921504606846976"}, [](Call& c) {
+                     c.params.shape.batch = c.params.shape.seqlen_q = 1 << 30;
+                   }}});
 }
 
 }  // namespace

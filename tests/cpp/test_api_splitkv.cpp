@@ -43,14 +43,6 @@ TEST(ApiSplitkvErrors, RulesOfFlashFwd) {
          c.splitkv.fwd.score.sinks = c.sinks;
          c.splitkv.fwd.score.sinks_dtype = DType::kFloat16;
        }},
-      {"q", {"null"}, [](SplitkvCall& c) { c.splitkv.fwd.q.data = nullptr; }},
-      {"out.row_stride",
-       {"multiple of 16"},
-       [](SplitkvCall& c) { c.splitkv.fwd.out.row_stride += 1; }},
-      {"k", {"null"}, [](SplitkvCall& c) { c.splitkv.fwd.k.data = nullptr; }},
-      {"v.batch_stride",
-       {"multiple of 16"},
-       [](SplitkvCall& c) { c.splitkv.fwd.v.batch_stride += 1; }},
   });
   api::expect_refused<SplitkvCall>({"dtype",
                                     {"float32", "bfloat16"},
@@ -126,14 +118,6 @@ TEST(ApiSplitkvErrors, Append) {
          c.splitkv.cache.seqlens = nullptr;
          c.splitkv.cache.seqlen = 3;
        }},
-      {"append.k", {"null"}, [](SplitkvCall& c) { c.splitkv.append.k.data = nullptr; }},
-      {"append.v", {"null"}, [](SplitkvCall& c) { c.splitkv.append.v.data = nullptr; }},
-      {"append.k",
-       {"multiple of 16"},
-       [](SplitkvCall& c) { c.splitkv.append.k.data = c.k_new + 1; }},
-      {"append.v.head_stride",
-       {"multiple of 16"},
-       [](SplitkvCall& c) { c.splitkv.append.v.head_stride += 1; }},
   });
 }
 
@@ -145,6 +129,18 @@ TEST(ApiSplitkvErrors, Rotary) {
             if (rotary_dim == 24) { c.splitkv.fwd.shape.head_dim = 32; }
             c.splitkv.append.rotary_dim = rotary_dim;
           }}});
+  }
+  // Two tokens are cached, three queries and one new token follow.
+  for (int right : {-1, 0}) {
+    expect_refused({{"cache.seqlen + the larger of new tokens and queries",
+                     {right < 0 ? "got 3" : "got 5", "0 ... 2"},
+                     [right](SplitkvCall& c) {
+                       c.rotate();
+                       c.splitkv.cache.seqlens = nullptr;
+                       c.splitkv.cache.seqlen = 2;
+                       c.splitkv.fwd.window.right = right;
+                       c.splitkv.append.max_position = 2;
+                     }}});
   }
   expect_refused({
       {"append.max_position",
@@ -182,6 +178,12 @@ TEST(ApiSplitkvErrors, Splits) {
       {"split.split_size",
        {"got 32", "multiple of 64"},
        [](SplitkvCall& c) { c.splitkv.split.split_size = 32; }},
+      {"splits of split_size that cover the capacity",
+       {"got 65536", "65535"},
+       [](SplitkvCall& c) {
+         c.splitkv.fwd.shape.seqlen_k = 65535 * 64 + 1;
+         c.splitkv.split.split_size = 64;
+       }},
       {"split.num_splits",
        {"got 2", "split_size"},
        [](SplitkvCall& c) { c.splitkv.split = {.num_splits = 2, .split_size = 64}; }},
@@ -267,10 +269,16 @@ TEST(ApiCombine, Refuses) {
       {"seqlen", {"got -1", "0 ..."}, [](CombineCall& c) { c.combine.seqlen = -1; }},
       {"seqlen", {"1073741825", "1073741824"}, [](CombineCall& c) { c.combine.seqlen = kTooLong; }},
       {"head_dim", {"got 0", "1 ..."}, [](CombineCall& c) { c.combine.head_dim = 0; }},
-      {"out", {"null"}, [](CombineCall& c) { c.combine.out.data = nullptr; }},
-      {"out_partial, lse_partial",
-       {"null"},
-       [](CombineCall& c) { c.combine.out_partial.data = nullptr; }},
+      {"query rows of all sequences",
+       {"got 1152921504606846976"},
+       [](CombineCall& c) { c.combine.batch = c.combine.seqlen = 1 << 30; }},
+      {"device", {"got 7"}, [](CombineCall& c) { c.combine.device = static_cast<Device>(7); }},
+      {"partial_dtype",
+       {"got 3"},
+       [](CombineCall& c) { c.combine.partial_dtype = static_cast<DType>(3); }},
+      {"out_dtype",
+       {"got -1"},
+       [](CombineCall& c) { c.combine.out_dtype = static_cast<DType>(-1); }},
       {"out_partial, lse_partial",
        {"null"},
        [](CombineCall& c) { c.combine.lse_partial = nullptr; }},
