@@ -7,14 +7,26 @@
 #include "cpu/cpu.h"
 #include "flashattn/error.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace flashattn::cpu {
 namespace {
+
+#if defined(__x86_64__)
+// __builtin_cpu_supports does not know the name in every clang.
+bool has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+#endif
 
 std::vector<Variant> runnable() {
   std::vector<Variant> result;
 #if defined(__x86_64__)
   bool const avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+                    __builtin_cpu_supports("bmi2") && has_f16c();
   bool const avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl");
