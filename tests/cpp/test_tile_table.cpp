@@ -58,8 +58,9 @@ TEST(TileTable, ShapesSuitTheMatrixInstruction) {
     EXPECT_GE(tile.warps, 1);
     EXPECT_LE(tile.warps, 32);
     EXPECT_EQ(tile.warps % tile.key_warps, 0);
-    EXPECT_EQ(tile.m * tile.key_warps % (16 * tile.warps), 0);  // an m16n8k16 takes 16 rows of a warp
-    EXPECT_EQ(tile.n % (16 * tile.key_warps), 0);               // keys are the depth of P·V
+    // An m16n8k16 takes 16 rows of a warp, and keys are the depth of P·V.
+    EXPECT_EQ(tile.m * tile.key_warps % (16 * tile.warps), 0);
+    EXPECT_EQ(tile.n % (16 * tile.key_warps), 0);
     EXPECT_GT(tile.m, 0);
     EXPECT_GT(tile.n, 0);
     EXPECT_GE(tile.stages, 1);

@@ -165,7 +165,8 @@ TEST(ForwardPlan, PacksHeadsWhereTheyFit) {
             visited_tiles(shape, {}, work_heads, plan.tile_tokens);
         EXPECT_TRUE(visited == expected_tiles({seqlen_q, seqlen_q}, work_heads, plan.tile_tokens));
         EXPECT_EQ(plan.tiles, static_cast<int64_t>(visited.size()));
-        for (int64_t index = 0; index < plan.tiles; ++index) {  // divisors made for the kernel agree
+        // Divisors made for the kernel agree.
+        for (int64_t index = 0; index < plan.tiles; ++index) {
           WorkTile const tile = plan.work_tile(shape, {}, static_cast<int>(index));
           WorkTile const expected = flashattn::work_tile(shape, {}, plan.tile_tokens, index);
           EXPECT_TRUE(tile.batch == expected.batch && tile.head == expected.head &&

@@ -12,7 +12,8 @@
 #include "flashattn/error.h"
 #include "flashattn/params.h"
 
-typedef struct CUstream_st* cudaStream_t;  // the CUDA runtime's own typedef, so that its headers are not needed
+// The CUDA runtime's own typedef, so that its headers are not needed.
+typedef struct CUstream_st* cudaStream_t;
 
 namespace flashattn {
 
@@ -32,8 +33,8 @@ void run_flash_splitkv_fwd(FlashSplitkvParams const& params, cudaStream_t stream
 // current device, for its number of multiprocessors.
 size_t splitkv_workspace_size(FlashSplitkvParams const& params);
 
-// out = sum over s of e^(lse_s - lse) out_s, lse = log of the sum of e^lse_s. All parts empty: out 0,
-// lse -inf.
+// out = sum over s of e^(lse_s - lse) out_s, lse = log of the sum of e^lse_s. Where all parts are
+// empty, out is 0 and lse -inf.
 void run_flash_combine(FlashCombineParams const& params, cudaStream_t stream = nullptr);
 
 // Threads that one call of the CPU backend may use, the caller included. At first

@@ -68,7 +68,8 @@ struct FlashFwdParams {
   Input k;
   Input v;
   Output out;
-  float* lse = nullptr;  // dense (batch, heads, seqlen_q), packed (heads, total_q), contiguous; may be null
+  // Contiguous, dense (batch, heads, seqlen_q) or packed (heads, total_q); may be null.
+  float* lse = nullptr;
   Lengths lengths;
   Window window;
   Score score;
@@ -90,10 +91,12 @@ struct Cache {
   int page_size = 0;
   int num_pages = 0;
 
+  // clang-format off
 #if defined(__CUDACC__)
   __host__ __device__
 #endif
   bool paged() const { return page_size > 0; }
+  // clang-format on
 };
 
 // New tokens, written behind the valid ones before they are attended to. With rotary tables, keys and
@@ -137,7 +140,7 @@ struct FlashCombineParams {
   DType partial_dtype = DType::kFloat32;
   Input out_partial;               // (splits, batch, seqlen, heads, head_dim)
   int64_t out_split_stride = 0;
-  float const* lse_partial = nullptr;  // (splits, batch, heads, seqlen); -inf and +inf are empty parts
+  float const* lse_partial = nullptr;  // (splits, batch, heads, seqlen); -inf, +inf: an empty part
   int64_t lse_split_stride = 0;
   int64_t lse_batch_stride = 0;
   int64_t lse_head_stride = 0;
