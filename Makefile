@@ -1,8 +1,11 @@
-# make demo   a language model writes text on flashattn_ext and on torch's attention
-# make test   pytest and ctest; without a GPU also a compile check of the CUDA kernels (with nvcc)
-# make docs   README.md and docs/ as a site, in build/docs/html
-# make wheel  a wheel of all kernels for 8.0 and 9.0, in dist/, tested with two versions of torch
-# make clean  removes what was built (.venv stays)
+# make demo          a language model writes text on flashattn_ext and on torch's attention
+# make test          pytest and ctest; without a GPU also a compile check of the CUDA kernels (nvcc)
+# make lint          ruff, mypy and clang-format; make format does what two of them ask for
+# make sanitize-cpu  ctest of the CPU backend under ASan, UBSan and TSan; a fuzzer of the C++ API
+# make sanitize      the GPU tests of the C++ library under compute-sanitizer
+# make docs          README.md and docs/ as a site, in build/docs/html
+# make wheel         a wheel of all kernels for 8.0 and 9.0, in dist/, tested with two torches
+# make clean         removes what was built (.venv stays)
 #
 # All set up .venv first. TORCH='torch==2.10.*' picks another torch for a new one, PYTHON another
 # interpreter; PYTEST_ARGS, CTEST_ARGS and the variables of the build (README) are passed on.
@@ -10,7 +13,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test docs wheel build clean
+.PHONY: help demo test lint format sanitize-cpu sanitize docs wheel build clean
 
 PYTHON ?= python3
 TORCH ?= torch>=2.10
@@ -20,6 +23,9 @@ PIP := $(PY) -m pip --disable-pip-version-check install
 # Of pip's output: what it fetches and that it installs, as it happens.
 PIP_PROGRESS := sed -unE 's/^ *(Downloading [^ ]+ \([0-9.]+ [MG]B\)|Installing).*/  \1/p'
 BUILD_DIR = $$($(PY) -m build_support directory)
+VENV_PATH := export PATH="$(CURDIR)/.venv/bin:$$PATH"
+CPP_SOURCES = find $(CPP_FOLDERS) -name '*.h' -o -name '*.cpp' -o -name '*.cu'
+CPP_FOLDERS := csrc/*.* csrc/cpu csrc/include csrc/torch tests/cpp examples/cpp
 
 ifeq ($(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU '),0)
   # Kernels that nobody here can run: none for the demo, one head dim as a check for the tests.
@@ -59,12 +65,27 @@ demo: build $(STAMPS)/model
 # Both runners always run; their own closing lines come last.
 test: build $(STAMPS)/model
 	@$(PY) -m build_support build -DFLASHATTN_BUILD_TESTS=ON
-	@failed=0; log="$(BUILD_DIR)"; export PATH="$(CURDIR)/.venv/bin:$$PATH"; \
+	@failed=0; log="$(BUILD_DIR)"; $(VENV_PATH); \
 	 ctest --test-dir "$$log" --output-on-failure $(CTEST_ARGS) 2>&1 | tee "$$log/ctest.log" || failed=1; \
 	 $(PY) -m pytest $(PYTEST_ARGS) 2>&1 | tee "$$log/pytest.log" || failed=1; \
 	 echo; echo "ctest:  $$(grep 'tests passed' "$$log/ctest.log")"; \
 	 echo "pytest: $$(tail -n 1 "$$log/pytest.log")"; \
 	 exit $$failed
+
+lint: $(STAMPS)/requirements
+	@$(VENV_PATH); ruff check . && ruff format --check . && mypy && \
+	 $(CPP_SOURCES) | xargs clang-format --dry-run --Werror
+
+format: $(STAMPS)/requirements
+	@$(VENV_PATH); ruff check --fix . && ruff format . && $(CPP_SOURCES) | xargs clang-format -i
+
+# FLASHATTN_FUZZ_SECONDS bounds the fuzzer, 20 unless set.
+sanitize-cpu: build
+	@$(VENV_PATH); for preset in asan tsan; do cmake --workflow --preset $$preset; done
+
+sanitize: build
+	@$(PY) -m build_support build -DFLASHATTN_BUILD_TESTS=ON
+	@$(PY) tests/sanitize_gpu.py "$(BUILD_DIR)"
 
 $(STAMPS)/docs: requirements-docs.txt | $(STAMPS)/requirements
 	@$(PIP) -r requirements-docs.txt | $(PIP_PROGRESS)
