@@ -16,7 +16,7 @@ BUILDERS = {
     ("csrc/dispatch.cpp", "…: …"),
     ("csrc/kernels/launch_kernel.h", "…: …: …"),
     ("csrc/torch/tensor_checks.h", "…"),
-    ("csrc/validate.cpp", "…: expected …, got …"),
+    ("csrc/checks.h", "…: expected …, got …"),
     ("flashattn_ext/bench/options.py", "expected …, got …"),
 }
 
