@@ -47,7 +47,7 @@ def check_call(
     packed = cu_seqlens_q is not None or cu_seqlens_k is not None
     check_tensors(q, k, v)
     if q.requires_grad or k.requires_grad or v.requires_grad or forward_ad_active():
-        refuse_gradients("flash_fwd", "q, k, v", q, k, v)
+        refuse_gradients("flash_fwd", q=q, k=k, v=v)
     head_dim = _check_operands(q, k, v, packed)
     bound_q = bound_k = NO_BOUND
     if packed:
@@ -57,9 +57,15 @@ def check_call(
     elif max_seqlen_q is not None or max_seqlen_k is not None:
         name = "max_seqlen_q" if max_seqlen_q is not None else "max_seqlen_k"
         raise ValueError(f"{name}: only for packed sequences, which need cu_seqlens_q/_k too")
-    if seqused_k is not None or alibi_slopes is not None or sinks is not None or out is not None:
-        _check_options(q, k, v, cu_seqlens_q, seqused_k, alibi_slopes, sinks, out)
-        refuse_gradients("flash_fwd", "q, k, v", alibi_slopes, sinks, out)
+    if seqused_k is not None or alibi_slopes is not None or sinks is not None:
+        _check_options(q, cu_seqlens_q, seqused_k, alibi_slopes, sinks)
+        refuse_gradients("flash_fwd", alibi_slopes=alibi_slopes, sinks=sinks)
+    if out is not None:
+        check_out(
+            out, q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+            seqused_k=seqused_k, alibi_slopes=alibi_slopes, sinks=sinks,
+        )  # fmt: skip
+        refuse_gradients("flash_fwd", out=out)
     if (packed or seqused_k is not None) and _lengths.wanted(q):
         _lengths.check(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k, bound_q, bound_k)
     score = check_score(head_dim, softmax_scale, causal, window_size, softcap)
@@ -81,7 +87,9 @@ def check_op(
         raise ValueError(f"q: expected a head dim that is a multiple of 8, got {head_dim}")
     if packed:
         _check_cu_seqlens(q, cu_seqlens_q, cu_seqlens_k)
-    _check_options(q, k, v, cu_seqlens_q, seqused_k, alibi_slopes, sinks, out)
+    _check_options(q, cu_seqlens_q, seqused_k, alibi_slopes, sinks)
+    if out is not None:
+        check_out(out, q)
     finite("softmax_scale", softmax_scale)
     check_softcap(softcap)
     check_window((window_left, window_right))
@@ -128,12 +136,10 @@ def _check_cu_seqlens(q: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tens
 
 
 def _check_options(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, seqused_k: Tensor | None,
-    alibi_slopes: Tensor | None, sinks: Tensor | None, out: Tensor | None,
+    q: Tensor, cu_seqlens_q: Tensor | None, seqused_k: Tensor | None, alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
 ) -> None:  # fmt: skip
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if seqused_k is not None:
         check_lengths("seqused_k", seqused_k, batch, q.device)
     check_score_tensors(q, batch, alibi_slopes, sinks)
-    if out is not None:
-        check_out(out, q, (("q", q), ("k", k), ("v", v)))

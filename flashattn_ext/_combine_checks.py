@@ -35,20 +35,17 @@ def check_combine(
             f"out_partial: expected a head dim and at most 2**30 rows, got shape {tuple(shape)}"
         )
     _check_lse("lse_partial", lse_partial, out_partial, partial_lse_shape(shape))
-    dtype = out_dtype
+    dtype = out_partial.dtype
+    if out_dtype is not None:
+        dtype = _check_out_dtype(out_dtype)
     if out is not None:
         _check_out(out, out_partial, lse_partial, out_dtype)
         dtype = out.dtype
-    elif dtype is None:
-        dtype = out_partial.dtype
-    elif not isinstance(dtype, torch.dtype) or dtype not in ITEM_BYTES:
-        got = dtype_name(dtype) if isinstance(dtype, torch.dtype) else repr(dtype)
-        raise ValueError(f"out_dtype: expected float16, bfloat16 or float32, got {got}")
     if lse is not None:
         _check_lse("lse", lse, out_partial, partial_lse_shape(shape)[1:])
         if not lse.is_contiguous():
             raise ValueError(f"lse: expected a contiguous tensor, got strides {lse.stride()}")
-    refuse_gradients("flash_combine", "out_partial, lse_partial", out_partial, lse_partial, out)
+    refuse_gradients("flash_combine", out_partial=out_partial, lse_partial=lse_partial, out=out)
     return dtype
 
 
@@ -70,9 +67,7 @@ def check_merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> N
         raise ValueError(f"out_b: expected device {out_a.device} like out_a, got {out_b.device}")
     _check_lse("lse_a", lse_a, out_a, lse_shape(out_a))
     _check_lse("lse_b", lse_b, out_a, lse_shape(out_a))
-    refuse_gradients(
-        "merge_attention_states", "out_a, lse_a, out_b, lse_b", out_a, lse_a, out_b, lse_b
-    )
+    refuse_gradients("merge_attention_states", out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
 
 
 def partial_lse_shape(shape: Sequence[int]) -> tuple[int, ...]:
@@ -85,6 +80,13 @@ def _check_floating(name: str, dtype: torch.dtype) -> None:
         raise NotImplementedError(
             f"{name}: expected dtype float16, bfloat16 or float32, got {dtype_name(dtype)}"
         )
+
+
+def _check_out_dtype(dtype: object) -> torch.dtype:
+    if not isinstance(dtype, torch.dtype) or dtype not in ITEM_BYTES:
+        got = dtype_name(dtype) if isinstance(dtype, torch.dtype) else repr(dtype)
+        raise ValueError(f"out_dtype: expected float16, bfloat16 or float32, got {got}")
+    return dtype
 
 
 def _check_device(tensor: Tensor) -> None:
@@ -114,4 +116,4 @@ def _check_out(
             f"out: expected device {out_partial.device} like out_partial, got {out.device}"
         )
     check_tensor("out", out, out_partial, dtypes, (tuple(out_partial.shape[1:]),))
-    check_written("out", out, (("out_partial", out_partial), ("lse_partial", lse_partial)))
+    check_written("out", out, out_partial=out_partial, lse_partial=lse_partial)

@@ -129,15 +129,15 @@ def forward_ad_active() -> bool:
     return level >= 0
 
 
-def refuse_gradients(function: str, operands: str, *tensors: Tensor | None) -> None:
+def refuse_gradients(function: str, **tensors: Tensor | None) -> None:
     dual = forward_ad_active()
-    for tensor in tensors:
+    for name, tensor in tensors.items():
         if tensor is None:
             continue
         if (tensor.requires_grad and is_grad_enabled()) or (dual and _has_tangent(tensor)):
             raise NotImplementedError(
-                f"{operands}: an argument requires a gradient, but {function} has no backward yet: "
-                "call it under torch.no_grad() or torch.inference_mode(), or pass tensor.detach()"
+                f"{name}: requires a gradient, but {function} has no backward yet: call it under "
+                f"torch.no_grad() or torch.inference_mode(), or pass {name}.detach()"
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ._plan_problem import Problem
+from ._score_checks import MAX_ROWS
 
 
 def load_host() -> Any:
@@ -43,5 +44,5 @@ def planned_call(host, p: Problem):
         new_tokens=p.new_tokens,
         rotary_dim=p.rotary_dim,
         num_splits=p.num_splits,
-        split_size=p.split_size or 0,
+        split_size=min(p.split_size or 0, MAX_ROWS),
     )

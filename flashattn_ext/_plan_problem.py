@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import _checks, _splitkv_checks
 from ._score_checks import is_int
+from ._tensor_checks import dtype_name
 
 _MOST = 2**31 - 1
 _MOST_SEQUENCES = 2**20  # each is looked at
@@ -80,9 +81,10 @@ def problem_of(
         )
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"dtype: expected torch.float16 or torch.bfloat16, got {dtype!r}")
-    if dtype is torch.float32:
+    if dtype not in (torch.float16, torch.bfloat16):
+        why = ", which runs on the CPU only" if dtype is torch.float32 else ""
         raise NotImplementedError(
-            "dtype: expected float16 or bfloat16, got float32, which runs on the CPU only"
+            f"dtype: expected float16 or bfloat16, got {dtype_name(dtype)}{why}"
         )
     return Problem(
         batch, heads, heads_kv, head_dim, dtype, queries, keys, packed, bound, cache, capacity,

@@ -94,4 +94,4 @@ def check_bound(name: str, value: object) -> int:
         # The operators' ints are no symbols: a bound would be baked into the graph. 1 is there
         # anyway: dynamo has no symbol that could be 1.
         return 1 if value == 1 else NO_BOUND
-    return int(value)
+    return min(int(value), MAX_ROWS)

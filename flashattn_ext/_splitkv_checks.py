@@ -38,6 +38,7 @@ from ._tensor_checks import (
     require_tensor,
 )
 
+_NAME = "flash_fwd_splitkv"
 _MAX_SPLITS = 256
 _MAX_FIXED_SPLITS = 65535  # what one dimension of a grid holds
 _SPLIT_GRANULE = 64
@@ -55,7 +56,7 @@ def check_call(
     """Returns (bound_q, scale, left, right, softcap, split_size) as the operators take them."""
     check_tensors(q, k_cache, v_cache, "k_cache", "v_cache")
     if q.requires_grad or k_cache.requires_grad or v_cache.requires_grad or forward_ad_active():
-        _refuse_gradients(q, k_cache, v_cache)
+        refuse_gradients(_NAME, q=q, k_cache=k_cache, v_cache=v_cache)
     lengths = cache_seqlens if isinstance(cache_seqlens, Tensor) else None
     batch, capacity = _check_cache(
         q, k_cache, v_cache, lengths, block_table, cu_seqlens_q, cache_batch_idx, cache_leftpad
@@ -66,16 +67,24 @@ def check_call(
     elif max_seqlen_q is not None:
         raise ValueError("max_seqlen_q: only for packed queries, which need cu_seqlens_q too")
     score = check_score(q.shape[-1], softmax_scale, causal, window_size, softcap)
-    if alibi_slopes is not None or sinks is not None or out is not None:
-        _check_options(q, k_cache, v_cache, batch, alibi_slopes, sinks, out, k_new, v_new)
-        _refuse_gradients(alibi_slopes, sinks, out)
     new_tokens, positions = 0, None
     if k_new is not None or v_new is not None:
         new_tokens = _check_new_tokens(q, k_cache, v_cache, batch, k_new, v_new)
-        _refuse_gradients(k_new, v_new)
+        refuse_gradients(_NAME, k_new=k_new, v_new=v_new)
+    if alibi_slopes is not None or sinks is not None:
+        check_score_tensors(q, batch, alibi_slopes, sinks)
+        refuse_gradients(_NAME, alibi_slopes=alibi_slopes, sinks=sinks)
     if rotary_cos is not None or rotary_sin is not None or rotary_interleaved is not True:
         positions = check_rotary(q, k_new, rotary_cos, rotary_sin, rotary_interleaved)
-        _refuse_gradients(rotary_cos, rotary_sin)
+        refuse_gradients(_NAME, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
+    if out is not None:
+        check_out(
+            out, q, k_cache=k_cache, v_cache=v_cache, cache_seqlens=cache_seqlens,
+            block_table=block_table, cu_seqlens_q=cu_seqlens_q, k_new=k_new, v_new=v_new,
+            cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin, alibi_slopes=alibi_slopes, sinks=sinks,
+        )  # fmt: skip
+        refuse_gradients(_NAME, out=out)
     if lengths is None:
         length = _check_length(cache_seqlens, capacity, new_tokens)
         if positions is not None:
@@ -108,14 +117,15 @@ def check_op(
         q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q, cache_batch_idx,
         cache_leftpad,
     )  # fmt: skip
-    k_new, v_new = (None, None) if append is None else append[:2]
-    _check_options(q, k_cache, v_cache, batch, alibi_slopes, sinks, out, k_new, v_new)
     new_tokens, positions = 0, None
     if append is not None:
-        rotary_cos, rotary_sin, interleaved = append[2:]
+        k_new, v_new, rotary_cos, rotary_sin, interleaved = append
         new_tokens = _check_new_tokens(q, k_cache, v_cache, batch, k_new, v_new)
         if rotary_cos is not None or rotary_sin is not None:
             positions = check_rotary(q, k_new, rotary_cos, rotary_sin, interleaved)
+    check_score_tensors(q, batch, alibi_slopes, sinks)
+    if out is not None:
+        check_out(out, q)
     if cache_seqlens is None:
         _check_length(cache_seqlen, capacity, new_tokens)
         if positions is not None:
@@ -220,18 +230,6 @@ def _check_block_table(block_table: Tensor, batch: int, device: torch.device) ->
         )
 
 
-def _check_options(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: int, alibi_slopes: Tensor | None,
-    sinks: Tensor | None, out: Tensor | None, k_new: Tensor | None, v_new: Tensor | None,
-) -> None:  # fmt: skip
-    check_score_tensors(q, batch, alibi_slopes, sinks)
-    if out is not None:
-        inputs = (
-            ("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("k_new", k_new), ("v_new", v_new)
-        )  # fmt: skip
-        check_out(out, q, inputs)
-
-
 def _check_new_tokens(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: int, k_new: Tensor | None,
     v_new: Tensor | None,
@@ -254,8 +252,8 @@ def _check_new_tokens(
             f"v_new: expected shape {tuple(shape)} like k_new, got {tuple(v_new.shape)}"
         )
     check_storage(q, k_new, v_new, shape[3], "k_new", "v_new")
-    check_written("k_cache", k_cache, (("v_cache", v_cache),))
-    check_written("v_cache", v_cache, ())
+    check_written("k_cache", k_cache, v_cache=v_cache)
+    check_written("v_cache", v_cache)
     return shape[1]
 
 
@@ -294,8 +292,4 @@ def _check_splits(num_splits: int, split_size: int | None, capacity: int) -> int
             f"split_size: expected None with num_splits = {num_splits}, got {split_size}: one of "
             "the two decides"
         )
-    return split_size
-
-
-def _refuse_gradients(*tensors: Tensor | None) -> None:
-    refuse_gradients("flash_fwd_splitkv", "q, k_cache, v_cache", *tensors)
+    return split_size if split_size <= MAX_ROWS else MAX_ROWS  # then there is one split

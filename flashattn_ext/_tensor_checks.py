@@ -93,14 +93,14 @@ def check_lengths(name: str, tensor: Tensor, batch: int, device: torch.device) -
         raise ValueError(f"{name}: expected shape ({batch},), got ({tensor.shape[0]},)")
 
 
-def check_out(out: Tensor, q: Tensor, inputs: Iterable[tuple[str, Tensor | None]]) -> None:
-    """A result of q's shape in memory of its own; ``inputs`` are pairs of a name and a tensor."""
+def check_out(out: Tensor, q: Tensor, **inputs: object) -> None:
+    """A result of q's shape in memory of its own; ``inputs`` are all others that the call reads."""
     check_tensor("out", out, q, (q.dtype,), (tuple(q.shape),))
     check_layout("out", out, out.element_size(), out.shape[-1] % 8 == 0)
-    check_written("out", out, inputs)
+    check_written("out", out, q=q, **inputs)
 
 
-def check_written(name: str, tensor: Tensor, others: Iterable[tuple[str, Tensor | None]]) -> None:
+def check_written(name: str, tensor: Tensor, /, **others: object) -> None:
     """Every element of ``tensor`` has a place of its own."""
     strides = tensor.stride()
     for size, stride in zip(tensor.shape, strides, strict=True) if 0 in strides else ():
@@ -108,7 +108,7 @@ def check_written(name: str, tensor: Tensor, others: Iterable[tuple[str, Tensor 
             raise ValueError(f"{name}: expected no expanded dim, got strides {tuple(strides)}")
     if type(tensor) is not Tensor or tensor.is_meta or is_dynamo_compiling():
         return  # no memory yet
-    for other_name, other in others:
+    for other_name, other in others.items():
         if type(other) is Tensor and _overlap(tensor, other):
             raise ValueError(
                 f"{name}: expected memory of its own, got memory that overlaps {other_name}"

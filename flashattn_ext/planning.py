@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from . import _plan_launches, _plan_show, _plan_text
-from ._plan_call import bound_q, load_host, planned_call
+from ._plan_call import load_host, planned_call
 from ._plan_gpus import Gpu, arch_of, find_gpu, kernel_head_dim
 from ._plan_launches import Launch, Shares
 from ._plan_map import QueryTile, TileMap, TilePart, tile_map

@@ -87,7 +87,7 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """flash-attn's `flash_attn_kvpacked_func`: `flash_attn_func` of ``kv[:, :, 0]`` and
-    ``kv[:, :, 1]``, without a copy.
+    ``kv[:, :, 1]``, without a copy. Messages call these two `k` and `v`.
 
     Args:
         q: ``(b, sq, h, d)``; kv: ``(b, sk, 2, hk, d)``.
@@ -114,7 +114,8 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """flash-attn's `flash_attn_qkvpacked_func`: `flash_attn_func` of ``qkv[:, :, 0]``,
-    ``qkv[:, :, 1]`` and ``qkv[:, :, 2]``, without a copy.
+    ``qkv[:, :, 1]`` and ``qkv[:, :, 2]``, without a copy. Messages call these three `q`, `k` and
+    `v`.
 
     Args:
         qkv: ``(b, s, 3, h, d)``.

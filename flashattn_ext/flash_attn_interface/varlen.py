@@ -76,6 +76,8 @@ def flash_attn_varlen_func(
         "alibi_slopes": alibi_slopes,
     }
     q = inner_contiguous(q)
+    require_tensor("cu_seqlens_q", cu_seqlens_q)
+    require_tensor("cu_seqlens_k", cu_seqlens_k)
     if block_table is None:
         out, lse = flash_fwd(
             q,
@@ -125,7 +127,7 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """flash-attn's `flash_attn_varlen_kvpacked_func`: `flash_attn_varlen_func` of ``kv[:, 0]`` and
-    ``kv[:, 1]``, without a copy.
+    ``kv[:, 1]``, without a copy. Messages call these two `k` and `v`.
 
     Args:
         q: ``(total_q, h, d)``; kv: ``(total_k, 2, hk, d)``.
@@ -154,7 +156,8 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """flash-attn's `flash_attn_varlen_qkvpacked_func`: `flash_attn_varlen_func` of ``qkv[:, 0]``,
-    ``qkv[:, 1]`` and ``qkv[:, 2]``, without a copy.
+    ``qkv[:, 1]`` and ``qkv[:, 2]``, without a copy. Messages call these three `q`, `k` and `v`, and
+    the others `cu_seqlens_q` and `max_seqlen_q`.
 
     Args:
         qkv: ``(total, 3, h, d)``.

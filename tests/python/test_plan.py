@@ -328,7 +328,7 @@ def test_errors(base, changes, message):
     [
         (PREFILL, {"head_dim": 264}, "q: expected a head dim from 1 to 256, got 264"),
         (PREFILL, {"dtype": torch.float32}, "dtype: .* float32, which runs on the CPU only"),
-        (PREFILL, {"dtype": torch.int8}, "q: expected dtype float16 or bfloat16"),
+        (PREFILL, {"dtype": torch.int8}, "dtype: expected float16 or bfloat16, got int8"),
         (DECODE, {"head_dim": 100}, "q: expected a head dim that is a multiple of 8"),
         (
             PREFILL,
