@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import call_space
 import drawn_calls
@@ -75,6 +76,7 @@ class Kind:
         return f"{self.command(point, n, device)}\n    {self.error(point, n, device)!r}"
 
 
+@cache
 def kind_of(name, device):
     if name == "merge":
         return Kind(name, parts_space.SPACE, parts_space.check)
