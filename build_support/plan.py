@@ -53,7 +53,7 @@ def _plan_kernels(plan, environ):
     plan.archs, plan.ptx_arch, source = architectures.choose(
         environ.get("TORCH_CUDA_ARCH_LIST", ""), architectures.visible_gpus(), plan.nvcc.compilable
     )
-    files = 2 * len(plan.head_dims) * len(plan.archs)
+    files = 4 * len(plan.head_dims) * len(plan.archs)  # two types; large tiles and small ones
     plan.report += [
         f"CUDA kernels for {architectures.dotted(plan.archs)} from {source} "
         f"(PTX of {architectures.dotted([plan.ptx_arch])} for newer GPUs)",

@@ -199,7 +199,7 @@ def test_plan_tells_what_it_will_compile(tmp_path):
     made = plan.make_plan(environ)
     report = "\n".join(made.report)
     assert "8.0, 9.0 from TORCH_CUDA_ARCH_LIST (PTX of 8.0" in report
-    assert "head dims 64, 128; fp16 and bf16: 8 CUDA files" in report
+    assert "head dims 64, 128; fp16 and bf16: 16 CUDA files" in report
     assert "5 at a time" in report and "MAX_JOBS" in report
     arguments = made.cmake_arguments()
     assert "-DFLASHATTN_ARCHS=80;90" in arguments
