@@ -5,6 +5,7 @@ Importing this package never fails and never touches a device. A problem of the 
 sentence with the remedy; ``python -m flashattn_ext.info`` reports it too.
 """
 
+from os import environ
 from typing import TYPE_CHECKING, Any
 
 from ._build import BUILD
@@ -30,6 +31,11 @@ except Exception as error:  # a broken or an old torch raises all sorts of thing
             )
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 else:
+    if environ.get("FLASHATTN_EXT_NVTX") == "1":
+        from . import _ops, profiling
+
+        if not _ops.load_error:
+            profiling.enable()
 
     def __getattr__(name: str) -> Any:
         # Adapters load when they are asked for.
