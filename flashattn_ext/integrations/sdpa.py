@@ -5,9 +5,8 @@
     torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     flashattn_ext.restore_sdpa()
 
-`activate_sdpa` puts our forward in the place of these operators of torch, on the CPU, and with
-``activate_sdpa(("cpu", "cuda"))`` on GPUs too. There it has not run yet, compiled training least of
-all, so that it has to be asked for:
+`activate_sdpa` puts our forward in the place of these operators of torch, on the CPU and, in a
+build with CUDA kernels, on GPUs:
 
 * ``aten::_scaled_dot_product_flash_attention`` and ``..._for_cpu``, behind
   ``scaled_dot_product_attention`` where torch chooses its flash kernel. That choice stays torch's:
@@ -51,21 +50,22 @@ _OPERATORS = {
 _HAS_REGISTRY = hasattr(attention, "restore_flash_attention_impl")
 
 
-def activate_sdpa(devices: Sequence[str] = ("cpu",)) -> Activation:
+def activate_sdpa(devices: Sequence[str] | None = None) -> Activation:
     """Puts our forward behind torch's attention functions, see the module. Twice is once.
 
     In torch's registry it is the implementation "flashattn_ext" and takes the place of another one.
 
     Args:
-        devices: where, of ``"cpu"`` and ``"cuda"``; a second call does not change it.
+        devices: where, of ``"cpu"`` and ``"cuda"``; None is wherever this build and this torch can.
+            A second call does not change it.
 
     Returns:
         A context manager that undoes what this call did; to ignore it is fine.
 
     Raises:
         ValueError: another device.
-        RuntimeError: the compiled library is missing or does not load, or has no CUDA kernels that
-            this torch can call.
+        RuntimeError: the compiled library is missing or does not load, or ``"cuda"`` is asked for
+            and it has no CUDA kernels that this torch can call.
     """
     global _replaced
     if _ops.load_error:
@@ -83,10 +83,13 @@ def activate_sdpa(devices: Sequence[str] = ("cpu",)) -> Activation:
     return Activation(True)
 
 
-def _dispatch_keys(devices: Sequence[str]) -> list[str]:
+def _dispatch_keys(devices: Sequence[str] | None) -> list[str]:
+    with_cuda = bool(BUILD.get("cuda_archs") and torch.version.cuda)
+    if devices is None:
+        return ["CPU", "CUDA"] if with_cuda else ["CPU"]
     if isinstance(devices, str) or not set(devices) <= {"cpu", "cuda"}:
         raise ValueError(f'devices: expected some of "cpu" and "cuda", got {devices!r}')
-    if "cuda" in devices and not (BUILD.get("cuda_archs") and torch.version.cuda):
+    if "cuda" in devices and not with_cuda:
         raise RuntimeError('devices: "cuda" needs CUDA kernels in this build and a torch with CUDA')
     return [device.upper() for device in devices]
 
