@@ -1,4 +1,4 @@
-"""Hugging Face transformers: causal language models on `flash_fwd`::
+"""Hugging Face transformers: language models and encoders on `flash_fwd`::
 
     from flashattn_ext.integrations.transformers import register
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation=register())
@@ -9,18 +9,19 @@ returned. Ours returns None (every key exists), a small int32 tensor of lengths,
 that `flash_fwd` does not have, the exact bool mask. So lengths are worked out once, a padded batch
 is described to the kernel by offsets instead of being gathered, and no layer waits for the device.
 
-Served: padding left or right, grouped heads, dynamic, static and sliding caches, sliding windows,
-softcap, sinks (`s_aux`), sequences packed by `position_ids` or by `cu_seq_lens_q/k`. Queries that
-are padding come back as zeros. Copies: none of keys and values, except values whose head dim is
-smaller than the keys', and those of a padded batch in memory that has no common row stride (no
-cache of transformers); of the queries of a padded batch where a model does not lay them out (b, s,
-h, d).
+Served: causal attention and attention in both directions, cross-attention, padding left or right,
+grouped heads, dynamic, static and sliding caches, sliding windows, softcap, sinks (`s_aux`),
+sequences packed by `position_ids` or by `cu_seq_lens_q/k`. Where causality or a window ties queries
+to keys, queries that are padding come back as zeros. Copies: none of keys and values, except values
+whose head dim is smaller than the keys', and those of a padded batch in memory that has no common
+row stride (no cache of transformers); of the queries of a padded batch where a model does not lay
+them out (b, s, h, d).
 
 Left to torch SDPA, with a warning: a 4-D mask from the caller, gaps between a sequence's tokens (a
-right-padded prompt that is continued), padded encoders, chunked and custom patterns, and padding
-inside a compiled graph, which cannot read it (`generate` makes its masks outside). Together with
-softcap or sinks, which SDPA lacks, these raise; so do dropout, gradients, and the options of single
-models that nothing here serves.
+right-padded prompt that is continued), chunked and custom patterns, windows in both directions
+beside a cache, and padding inside a compiled graph, which cannot read it (`generate` makes its
+masks outside). Together with softcap or sinks, which SDPA lacks, these raise; so do dropout,
+gradients, and the options of single models that nothing here serves.
 
 transformers 5.17 and newer (tested: 5.17.0, 5.20.2, 5.24.0); `register` refuses older ones. What a
 version describes in a way not known here gets its exact mask, and so SDPA.
@@ -42,8 +43,8 @@ from ._transformers_masks import (
     OLDEST,
     OTHER_VERSION,
     attention_mask_for,
-    kind_of_plan,
     masking_utils,
+    read_plan,
 )
 
 _MAX_ROWS = 2**30  # of a packed tensor
@@ -95,14 +96,13 @@ def attention_forward(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, is_causal=causal
         )
-    kind = None
+    kind, window_size = None, _window(sliding_window, causal)
     if attention_mask is not None:
-        kind = kind_of_plan(attention_mask, len(query), sliding_window)
-        causal = True  # there are no plans for other patterns
+        kind, causal, window_size = read_plan(attention_mask, len(query))
     options = {
         "softmax_scale": scaling,
         "causal": causal,
-        "window_size": _window(sliding_window, causal),
+        "window_size": window_size,
         "softcap": softcap or 0.0,
         "sinks": s_aux,
     }

@@ -6,28 +6,15 @@ import sys
 import pytest
 import torch
 from reference import Rule, Sequence, attend
+from tiny_models import BATCH, LENGTH, adapter, hf, padding_mask
 
-pytest.importorskip("transformers", reason="transformers is not installed")
-import transformers as hf
 from flashattn_ext.integrations import _transformers_masks as masks
-from flashattn_ext.integrations import transformers as adapter
-
-BATCH, LENGTH = 3, 12
-PADDINGS = {"none": (0, 0, 0), "left": (0, 3, 11), "right": (0, -3, -11), "both": (5, 0, -4)}
 
 
 @pytest.fixture(autouse=True)
 def checked(monkeypatch):
     """Lengths that break flash_fwd's contract raise instead of being clamped."""
     monkeypatch.setenv("FLASHATTN_EXT_CHECK", "1")
-
-
-def padding_mask(kind, device="cpu"):
-    mask = torch.ones(BATCH, LENGTH, dtype=torch.long, device=device)
-    for row, count in enumerate(PADDINGS[kind]):
-        mask[row, : max(count, 0)] = 0
-        mask[row, LENGTH + min(count, 0) :] = 0
-    return mask
 
 
 class Layer(torch.nn.Module):
@@ -141,13 +128,61 @@ def test_refused(options, error, named):
         adapter.attention_forward(Layer(), q, k, v, **{"attention_mask": None, **options})
 
 
-def test_a_window_that_only_the_mask_knows_is_refused():
-    q, k, v = operands(LENGTH, LENGTH)
-    pattern = hf.masking_utils.sliding_window_causal_mask_function(5)
-    mask = masks.attention_mask_for(BATCH, LENGTH, LENGTH, mask_function=pattern, local_size=5)
-    adapter.attention_forward(Layer(), q, k, v, mask, sliding_window=5)
-    with pytest.raises(NotImplementedError, match="sliding_window"):
-        adapter.attention_forward(Layer(), q, k, v, mask)
+def assert_as_masked(out, q, k, v, exact, rows=slice(None)):
+    """Against torch SDPA in float32 with the mask of every query and key."""
+    q, k, v = q.float(), k.float(), v.float()
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, exact, enable_gqa=True)
+    expected = expected.transpose(1, 2)[rows]
+    tolerance = 4e-3 if q.is_cuda else 1e-5
+    torch.testing.assert_close(out.float()[rows], expected, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("window", [2, LENGTH - 1, LENGTH])
+@pytest.mark.parametrize("padding", ["none", "left", "both"])
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+def test_the_mask_decides_about_the_window(direction, padding, window, device):
+    """Layers may pass none, or in both directions one key less than their mask shows."""
+    q, k, v = operands(LENGTH, LENGTH, device)
+    pattern = getattr(hf.masking_utils, f"sliding_window_{direction}_mask_function")(window)
+    used = padding_mask(padding, device).bool()
+    options = {"mask_function": pattern, "attention_mask": used, "device": device}
+    exact = hf.masking_utils.sdpa_mask(BATCH, LENGTH, LENGTH, allow_is_causal_skip=False, **options)
+    options |= {"allow_is_bidirectional_skip": True, "local_size": window}
+    mask = masks.attention_mask_for(BATCH, LENGTH, LENGTH, **options)
+    assert mask is None or mask.dtype == torch.int32
+    for passed in (window, window + 1) if mask is None else (window, window + 1, None):
+        causal = direction == "causal"
+        out, _ = adapter.attention_forward(
+            Layer(), q, k, v, mask, is_causal=causal, sliding_window=passed
+        )
+        assert_as_masked(out, q, k, v, exact, used)
+
+
+@pytest.mark.parametrize("padding", ["none", "left", "right", "both"])
+@pytest.mark.parametrize("sq", [1, 5, LENGTH, LENGTH + 3])
+def test_every_query_sees_the_tokens_of_an_encoder(sq, padding, device):
+    """As in cross-attention, where the padding says nothing of the queries."""
+    q, k, v = operands(sq, LENGTH, device)
+    used = padding_mask(padding, device).bool()
+    mask = masks.attention_mask_for(
+        BATCH, sq, LENGTH, mask_function=hf.masking_utils.bidirectional_mask_function,
+        attention_mask=used, allow_is_causal_skip=False, allow_is_bidirectional_skip=True,
+        device=device,
+    )  # fmt: skip
+    assert (mask is None) == (padding == "none")
+    # What does not exist must not be read.
+    poisoned = [x.masked_fill(~used[:, None, :, None], torch.nan) for x in (k, v)]
+    out, _ = adapter.attention_forward(Layer(), q, *poisoned, mask, is_causal=False)
+    assert_as_masked(out, q, k, v, used[:, None, None].expand(-1, 1, sq, -1))
+
+
+def test_a_window_in_both_directions_beside_a_cache_is_exact():
+    """No lengths say which keys a query sees that is none of the last ones."""
+    pattern = hf.masking_utils.sliding_window_bidirectional_mask_function(3)
+    sizes = {"mask_function": pattern, "allow_is_bidirectional_skip": True, "local_size": 3}
+    mask = masks.attention_mask_for(1, 2, LENGTH, q_offset=4, **sizes)
+    assert mask.dtype == torch.bool
+    assert mask[0, 0].long().argmax(-1).tolist() == [1, 2] and mask.sum() == 14
 
 
 def test_a_mask_without_the_cached_tokens_is_refused():
@@ -207,8 +242,7 @@ def test_packed_sequences_whose_positions_are_the_rows(window):
     exact = of.sdpa_mask(BATCH, LENGTH, LENGTH, mask_function=pattern, allow_is_causal_skip=False)
     q, k, v = operands(LENGTH, LENGTH)
     out, _ = adapter.attention_forward(Layer(), q, k, v, mask, sliding_window=window)
-    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, exact, enable_gqa=True)
-    torch.testing.assert_close(out.transpose(1, 2), expected, atol=1e-5, rtol=0)
+    assert_as_masked(out, q, k, v, exact)
     padding = padding_mask("left")
     padded = masks.attention_mask_for(
         BATCH, LENGTH, LENGTH, mask_function=pattern, attention_mask=padding
