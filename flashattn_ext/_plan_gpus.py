@@ -33,7 +33,7 @@ class Gpu:
     bytes_per_second: float | None = None
     flops_per_second: float | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         most = _MAX_MULTIPROCESSORS
         if not is_int(self.multiprocessors) or not 0 < self.multiprocessors <= most:
             got = repr(self.multiprocessors)
@@ -45,7 +45,7 @@ class Gpu:
             )
         for field in ("bytes_per_second", "flops_per_second"):
             value = getattr(self, field)
-            if value is not None and not (isinstance(value, Real) and value > 0):
+            if value is not None and not (isinstance(value, Real) and float(value) > 0):
                 raise ValueError(f"{field}: expected None or a number above 0, got {value!r}")
 
 

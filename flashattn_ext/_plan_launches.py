@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 # Of the kernels without matrix instructions (csrc/kernels/): threads of a block and what one takes.
 APPEND_THREADS, APPEND_ELEMENTS = 256, 8
@@ -66,14 +67,16 @@ class Launch:
         return LANES * self.warps
 
 
-def forward_launches(host, call, arch: int, kernel_head_dim: int) -> tuple[Launch, ...]:
+def forward_launches(host: Any, call: Any, arch: int, kernel_head_dim: int) -> tuple[Launch, ...]:
     """Of `flash_fwd`. ``host`` is the module `_host`, ``call`` its PlannedCall."""
     plan = host.plan_forward(call, arch, kernel_head_dim)
     describe = _Attention(host, "flash_fwd_kernel", arch, kernel_head_dim)
     return (describe(host.Role.prefill, plan, (plan.tiles, 1, 1), splits=1),)
 
 
-def splitkv_launches(host, call, plan, arch: int, kernel_head_dim: int) -> tuple[Launch, ...]:
+def splitkv_launches(
+    host: Any, call: Any, plan: Any, arch: int, kernel_head_dim: int
+) -> tuple[Launch, ...]:
     """Of the attention of `flash_fwd_splitkv`, in the order in which they start; ``plan`` is a
     SplitkvPlan of _host."""
     launches = []
@@ -101,7 +104,7 @@ def append_launches(new_heads: int, rotated_heads: int, head_dim: int) -> tuple[
     return (Launch("append_kv_kernel", "append", (blocks, 1, 1), APPEND_THREADS // LANES),)
 
 
-def merge_launches(host, call, plan, head_dim: int) -> tuple[Launch, ...]:
+def merge_launches(host: Any, call: Any, plan: Any, head_dim: int) -> tuple[Launch, ...]:
     """Of the merge of partial results, if the SplitkvPlan has any."""
     if plan.splits > 1:
         grid = (_ceil(plan.rows * _ceil(head_dim, LANES), COMBINE_WARPS), 1, 1)
@@ -115,10 +118,13 @@ def merge_launches(host, call, plan, head_dim: int) -> tuple[Launch, ...]:
 class _Attention:
     """Describes launches of one attention kernel."""
 
-    def __init__(self, host, kernel: str, arch: int, kernel_head_dim: int):
+    def __init__(self, host: Any, kernel: str, arch: int, kernel_head_dim: int):
         self.host, self.kernel, self.arch, self.head_dim = host, kernel, arch, kernel_head_dim
 
-    def __call__(self, role, tiles, grid, splits=None, shares=None) -> Launch:
+    def __call__(
+        self, role: Any, tiles: Any, grid: tuple[int, int, int], splits: int | None = None,
+        shares: Shares | None = None,
+    ) -> Launch:  # fmt: skip
         """``tiles``: a ForwardPlan of _host."""
         tile = self.host.tile_shape(self.arch, role, self.head_dim)
         return Launch(

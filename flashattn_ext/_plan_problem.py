@@ -35,7 +35,7 @@ class Problem:
     new_tokens: int
     rotary_dim: int
     num_splits: int
-    split_size: int  # 0: none
+    split_size: int | None
     window: tuple[int, int] = (-1, -1)  # causal: right side 0
 
     @property
@@ -50,8 +50,10 @@ class Problem:
 
 
 def problem_of(
-    batch, heads, heads_kv, head_dim, seqlen_q, seqlen_k, dtype, max_seqlen_q, cache, capacity,
-    new_tokens, rotary_dim, num_splits, split_size,
+    batch: int, heads: int, heads_kv: int | None, head_dim: int, seqlen_q: int | Sequence[int],
+    seqlen_k: int | Sequence[int], dtype: torch.dtype, max_seqlen_q: int | None,
+    cache: str | int | None, capacity: int | None, new_tokens: int, rotary_dim: int,
+    num_splits: int, split_size: int | None,
 ) -> Problem:  # fmt: skip
     """Raises ValueError or NotImplementedError for what only `plan` takes; see `check_call`."""
     heads_kv = heads if heads_kv is None else heads_kv
@@ -66,7 +68,7 @@ def problem_of(
         raise ValueError(f"batch, heads: expected at most {_MOST_HEADS} in all, got {total}")
     queries, keys = _lengths("seqlen_q", seqlen_q, batch), _lengths("seqlen_k", seqlen_k, batch)
     packed = not is_int(seqlen_q)
-    bound = max(queries, default=0) if packed else int(seqlen_q)
+    bound = int(seqlen_q) if is_int(seqlen_q) else max(queries, default=0)
     if max_seqlen_q is not None:
         bound = _bound(max_seqlen_q, packed, bound)
     if cache is None:
@@ -92,7 +94,7 @@ def problem_of(
     )  # fmt: skip
 
 
-def check_call(problem: Problem, causal, window_size) -> tuple[int, int]:
+def check_call(problem: Problem, causal: bool, window_size: Sequence[int]) -> tuple[int, int]:
     """Makes the checks of the planned call on meta tensors. Returns (left, right) of the window."""
     try:
         operands = _Operands(problem)
@@ -119,7 +121,9 @@ class _Operands:
         return torch.empty(shape, dtype=torch.int32, device="meta")
 
 
-def _check_forward(p: Problem, operands: _Operands, causal, window_size) -> tuple[int, int]:
+def _check_forward(
+    p: Problem, operands: _Operands, causal: bool, window_size: Sequence[int]
+) -> tuple[int, int]:
     rows = (sum(p.keys),) if p.packed else (p.batch, p.capacity)
     k = operands.tensor(*rows, p.heads_kv, p.head_dim)
     score = _checks.check_call(
@@ -130,11 +134,14 @@ def _check_forward(p: Problem, operands: _Operands, causal, window_size) -> tupl
     return score[1:3]
 
 
-def _check_splitkv(p: Problem, operands: _Operands, causal, window_size) -> tuple[int, int]:
+def _check_splitkv(
+    p: Problem, operands: _Operands, causal: bool, window_size: Sequence[int]
+) -> tuple[int, int]:
     rows, table = (p.batch, p.capacity), None
-    if p.cache != "contiguous":
-        table = operands.ints(p.batch, p.capacity // p.cache)
-        rows = (table.numel(), p.cache)
+    if p.cache is not None and p.cache != "contiguous":
+        page = int(p.cache)
+        table = operands.ints(p.batch, p.capacity // page)
+        rows = (table.numel(), page)
     k_cache, v_cache = (operands.tensor(*rows, p.heads_kv, p.head_dim) for _ in range(2))
     new = cos = None
     if p.new_tokens > 0 or p.rotary_dim > 0:
@@ -149,12 +156,12 @@ def _check_splitkv(p: Problem, operands: _Operands, causal, window_size) -> tupl
     return score[2:4]
 
 
-def _check_count(name: str, value, most: int = _MOST) -> None:
+def _check_count(name: str, value: object, most: int = _MOST) -> None:
     if not is_int(value) or not 0 <= value <= most:
         raise ValueError(f"{name}: expected an int from 0 to {most}, got {value!r}")
 
 
-def _lengths(name: str, lengths, batch: int) -> tuple[int, ...]:
+def _lengths(name: str, lengths: int | Sequence[int], batch: int) -> tuple[int, ...]:
     if is_int(lengths):
         _check_count(name, lengths)
         return (int(lengths),) * batch
@@ -167,7 +174,7 @@ def _lengths(name: str, lengths, batch: int) -> tuple[int, ...]:
     return tuple(map(int, lengths))
 
 
-def _bound(max_seqlen_q, packed: bool, longest: int) -> int:
+def _bound(max_seqlen_q: int, packed: bool, longest: int) -> int:
     if not packed:
         raise ValueError("max_seqlen_q: only for packed queries, whose seqlen_q is a list")
     _check_count("max_seqlen_q", max_seqlen_q)
@@ -179,7 +186,9 @@ def _bound(max_seqlen_q, packed: bool, longest: int) -> int:
     return max_seqlen_q
 
 
-def _refuse_without_cache(capacity, new_tokens, rotary_dim, num_splits, split_size) -> None:
+def _refuse_without_cache(
+    capacity: int | None, new_tokens: int, rotary_dim: int, num_splits: int, split_size: int | None
+) -> None:
     for name, value, absent in (
         ("capacity", capacity, None), ("new_tokens", new_tokens, 0), ("rotary_dim", rotary_dim, 0),
         ("num_splits", num_splits, 0), ("split_size", split_size, None),
@@ -188,15 +197,17 @@ def _refuse_without_cache(capacity, new_tokens, rotary_dim, num_splits, split_si
             raise ValueError(f"{name}: only with a cache, got {value!r} and cache=None")
 
 
-def _capacity(cache, capacity, longest: int) -> int:
+def _capacity(cache: str | int | None, capacity: int | None, longest: int) -> int:
     if cache is None:
         return longest
-    if cache != "contiguous" and (not is_int(cache) or not 0 < cache <= _MOST):
-        raise ValueError(
-            'cache: expected None, "contiguous" or the number of tokens of a page from 1 on, '
-            f"got {cache!r}"
-        )
-    unit = 1 if cache == "contiguous" else cache
+    unit = 1
+    if cache != "contiguous":
+        if not is_int(cache) or not 0 < cache <= _MOST:
+            raise ValueError(
+                'cache: expected None, "contiguous" or the number of tokens of a page from 1 on, '
+                f"got {cache!r}"
+            )
+        unit = cache
     if capacity is None:
         return -(-longest // unit) * unit
     _check_count("capacity", capacity)

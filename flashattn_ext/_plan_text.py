@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import textwrap
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._plan_launches import Launch
+    from ._plan_problem import Problem
+    from .planning import Plan
 
 _NAME, _TEXT = 11, 89  # columns
 
 
-def render(plan) -> str:
+def render(plan: Plan) -> str:
     """The text of a `Plan`."""
     paragraphs = [("call", f"{plan.function}: {_call(plan.problem)}"), ("gpu", _gpu(plan))]
     for number, launch in enumerate(plan.launches, 1):
@@ -29,7 +35,7 @@ def _lines(name: str, text: str) -> list[str]:
     return [f"{name:<{_NAME}}{first}", *(" " * _NAME + line for line in rest)]
 
 
-def _call(p) -> str:
+def _call(p: Problem) -> str:
     shapes = f"{'packed ' if p.packed else ''}{_range(p.queries)} x {_range(p.keys)}"
     parts = [
         f"{_count(p.batch, 'sequence')} of {shapes} (queries x keys)",
@@ -56,7 +62,7 @@ def _range(lengths: tuple[int, ...]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _gpu(plan) -> str:
+def _gpu(plan: Plan) -> str:
     gpu = plan.gpu
     return (
         f"{gpu.name}, sm_{gpu.capability}, {gpu.multiprocessors} multiprocessors; kernels of "
@@ -64,7 +70,7 @@ def _gpu(plan) -> str:
     )
 
 
-def _launch(launch) -> list[str]:
+def _launch(launch: Launch) -> list[str]:
     grid = " x ".join(str(size) for size in launch.grid[: 1 if launch.grid[1] == 1 else 2])
     lines = [f"grid {grid}, {launch.warps} warps"]
     if launch.tile is None:
@@ -86,15 +92,14 @@ def _launch(launch) -> list[str]:
     return lines
 
 
-def _roof(plan) -> str:
-    if plan.roof_seconds is None:
-        return f"unknown: pass gpu=Gpu(...) with the peaks of {plan.gpu.name}"
-    memory = f"memory {_si(plan.memory_seconds, 's')}"
-    arithmetic = f"arithmetic {_si(plan.arithmetic_seconds, 's')}"
+def _roof(plan: Plan) -> str:
+    gpu, memory, arithmetic = plan.gpu, plan.memory_seconds, plan.arithmetic_seconds
+    bandwidth, rate = gpu.bytes_per_second, gpu.flops_per_second
+    if memory is None or arithmetic is None or bandwidth is None or rate is None:
+        return f"unknown: pass gpu=Gpu(...) with the peaks of {gpu.name}"
     return (
-        f"{_si(plan.roof_seconds, 's')} = the longer of {memory} at "
-        f"{_si(plan.gpu.bytes_per_second, 'B/s')}, {arithmetic} at "
-        f"{_si(plan.gpu.flops_per_second, 'FLOP/s')}"
+        f"{_si(max(memory, arithmetic), 's')} = the longer of memory {_si(memory, 's')} at "
+        f"{_si(bandwidth, 'B/s')}, arithmetic {_si(arithmetic, 's')} at {_si(rate, 'FLOP/s')}"
     )
 
 
