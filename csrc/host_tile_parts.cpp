@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "core/query_tile.h"
 #include "core/split_plan.h"
 #include "core/work_list.h"
+#include "flashattn/error.h"
 #include "host_call.h"
 
 namespace py = pybind11;
@@ -53,8 +53,8 @@ class Parts {
     int const pack = tile.row_map.pack();
     if (!wants(tile.seq.batch) || !wants_heads(tile.first_head, pack)) { return; }
     if (list_.size() == kMostParts) {
-      throw std::invalid_argument("sequences, heads: more than " + std::to_string(kMostParts) +
-                                  " parts of tiles, choose fewer");
+      throw InvalidArgument("sequences, heads: more than " + std::to_string(kMostParts) +
+                            " parts of tiles, choose fewer");
     }
     list_.push_back({x, y, tile.seq.batch, tile.first_head, pack, tile.first_token, tile.tokens, tile.seq.len_k,
                      blocks});

@@ -19,12 +19,12 @@ def load_host() -> Any:
     return _host
 
 
-def bound_q(p: Problem) -> int:
+def _bound_q(p: Problem) -> int:
     """No sequence is longer than all rows together, whatever the caller's bound."""
     return min(p.max_seqlen_q, p.rows) if p.packed else p.max_seqlen_q
 
 
-def planned_call(host, p: Problem):
+def planned_call(host: Any, p: Problem) -> Any:
     starts = [0]
     for length in p.queries if p.packed else ():
         starts.append(starts[-1] + length)
@@ -34,7 +34,7 @@ def planned_call(host, p: Problem):
         heads=p.heads,
         heads_kv=p.heads_kv,
         head_dim=p.padded_head_dim,
-        seqlen_q=bound_q(p),
+        seqlen_q=_bound_q(p),
         seqlen_k=p.capacity,
         cu_seqlens_q=starts if p.packed else [],
         cache_seqlens=cached,

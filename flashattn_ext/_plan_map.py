@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ._plan_call import load_host, planned_call
 from ._plan_launches import Launch
@@ -146,7 +146,7 @@ def _indices(name: str, chosen: Sequence[int] | None, count: int) -> list[int]:
     return list(chosen)
 
 
-def _query_tile(parts, block_keys: int) -> QueryTile:
+def _query_tile(parts: list[Any], block_keys: int) -> QueryTile:
     first = parts[0]
     return QueryTile(
         sequence=first.sequence,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _complete(arguments: dict) -> dict:
+def _complete(arguments: dict[str, Any]) -> dict[str, Any]:
     """As `plan` takes them: one length for each sequence, or one for all."""
     lists = [x for x in (arguments["seqlen_q"], arguments["seqlen_k"]) if isinstance(x, list)]
     if arguments["batch"] is None:
@@ -87,33 +87,24 @@ def _parser() -> argparse.ArgumentParser:
     return result
 
 
-def _named(name: str) -> Callable:
-    """argparse shows the name of the function for what it does not read."""
-
-    def name_it(read: Callable) -> Callable:
-        read.__name__ = name
-        return read
-
-    return name_it
-
-
-@_named("numbers")
 def _numbers(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
 
 
-@_named("lengths")
 def _lengths(text: str) -> int | list[int]:
     numbers = _numbers(text)
     return numbers if "," in text else numbers[0]
 
 
-@_named("window")
 def _window(text: str) -> tuple[int, int]:
     left, right = _numbers(text)
     return left, right
 
 
-@_named("cache")
 def _cache(text: str) -> str | int:
     return text if text == "contiguous" else int(text)
+
+
+# argparse shows their names for what they do not read.
+for _read in (_numbers, _lengths, _window, _cache):
+    _read.__name__ = _read.__name__.lstrip("_")

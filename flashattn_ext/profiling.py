@@ -19,12 +19,15 @@ graphs call the operators without ranges.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.autograd.profiler import record_function
 from torch.compiler import is_compiling
 
 from . import _ops
+
+_Arguments = dict[str, Any]  # of an operator, by name
 
 
 def enable() -> None:
@@ -46,14 +49,15 @@ def disable() -> None:
             setattr(_ops, name, _operator(name))
 
 
-def _operator(name: str):
-    return getattr(torch.ops.flashattn_ext, name).default
+def _operator(name: str) -> Callable[..., Any]:
+    operator: Callable[..., Any] = getattr(torch.ops.flashattn_ext, name).default
+    return operator
 
 
-def _in_range(name: str, describe: Callable[[dict], list[str]]) -> Callable:
+def _in_range(name: str, describe: Callable[[_Arguments], list[str]]) -> Callable[..., Any]:
     operator, arguments = _operator(name), _ops._ARGUMENTS[name]
 
-    def call(*values):
+    def call(*values: Any) -> Any:
         if is_compiling():
             return operator(*values)
         text = " ".join(describe(dict(zip(arguments, values, strict=True))))
@@ -70,11 +74,11 @@ def _in_range(name: str, describe: Callable[[dict], list[str]]) -> Callable:
     return call
 
 
-def _forward(a: dict) -> list[str]:
+def _forward(a: _Arguments) -> list[str]:
     return ["flash_fwd", f"q={_shape(a['q'])}", f"k={_shape(a['k'])}", *_common(a)]
 
 
-def _over_cache(a: dict) -> list[str]:
+def _over_cache(a: _Arguments) -> list[str]:
     words = ["flash_fwd_splitkv", f"q={_shape(a['q'])}", f"cache={_shape(a['k_cache'])}"]
     words += _common(a)
     if a["block_table"] is not None:
@@ -85,7 +89,7 @@ def _over_cache(a: dict) -> list[str]:
     return words
 
 
-def _common(a: dict) -> list[str]:
+def _common(a: _Arguments) -> list[str]:
     words = [_dtype(a["q"])]
     if a["cu_seqlens_q"] is not None:
         words.append(f"{a['cu_seqlens_q'].shape[0] - 1} sequences")
@@ -97,7 +101,7 @@ def _common(a: dict) -> list[str]:
     return words + [name for name in ("alibi_slopes", "sinks") if a[name] is not None]
 
 
-def _merge(a: dict) -> list[str]:
+def _merge(a: _Arguments) -> list[str]:
     parts = a["out_partial"]
     return ["flash_combine", f"parts={_shape(parts)}", _dtype(parts)]
 

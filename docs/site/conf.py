@@ -34,6 +34,8 @@ navigation = {
         "docs/semantics",
         "docs/options",
         "docs/migration",
+        "docs/distributed",
+        "docs/profiling",
         "docs/troubleshooting",
         "docs/packaging",
     ],

@@ -23,6 +23,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import chain, combinations
 from math import prod
+from typing import Any
 
 import torch
 from torch.distributed.tensor import Placement, Replicate, Shard
@@ -39,6 +40,8 @@ _OF_BATCH = (
 
 # Names of tensors and results -> the dim that is sharded. What is not there is replicated.
 _Way = dict[str, int]
+# Names -> what DTensor knows of a tensor: mesh, placements, shape, ndim.
+_Tensors = dict[str, Any]
 
 
 def register() -> None:
@@ -57,7 +60,9 @@ def register() -> None:
         register_sharding(operator)(partial(_acceptable, _ops._ARGUMENTS[name]))
 
 
-def _acceptable(names, *arguments):
+def _acceptable(
+    names: list[str], *arguments: Any
+) -> list[tuple[list[Placement], list[Placement | None]]]:
     """As `register_sharding` wants it: pairs of placements of the results and of the arguments, for
     a dim of the mesh. DTensor combines them over all dims."""
     tensors = {n: x for n, x in zip(names, arguments, strict=False) if hasattr(x, "placements")}
@@ -70,7 +75,7 @@ def _acceptable(names, *arguments):
     ]
 
 
-def _ways(tensors) -> list[_Way]:
+def _ways(tensors: _Tensors) -> list[_Way]:
     """Those that DTensor may choose from and combine."""
     over_batch, over_heads = _over_batch(tensors), _over_heads(tensors)
     ways = [way for way in ({}, over_batch, over_heads) if way is not None]
@@ -94,7 +99,7 @@ def _ways(tensors) -> list[_Way]:
     return ways
 
 
-def _over_batch(tensors) -> _Way | None:
+def _over_batch(tensors: _Tensors) -> _Way | None:
     q = tensors["q"]
     if q.ndim == 3:
         return None  # packed: the rows of a share are not known
@@ -109,7 +114,7 @@ def _over_batch(tensors) -> _Way | None:
     return way | dict.fromkeys(_KEYS, 0)
 
 
-def _over_heads(tensors) -> _Way:
+def _over_heads(tensors: _Tensors) -> _Way:
     heads = tensors["q"].ndim - 2
     way = {"q": heads, "out": heads, "lse": heads - 1, "sinks": 0}
     if "alibi_slopes" in tensors:
@@ -119,14 +124,14 @@ def _over_heads(tensors) -> _Way:
     return way
 
 
-def _divides(shards: int, tensors) -> bool:
+def _divides(shards: int, tensors: _Tensors) -> bool:
     """Whether so many shards are whole key/value heads with all their query heads. A single
     key/value head goes with any of its query heads."""
     heads, heads_kv = tensors["q"].shape[-2], _keys(tensors).shape[-2]
-    return shards <= heads if heads_kv == 1 else heads_kv % shards == 0
+    return bool(shards <= heads if heads_kv == 1 else heads_kv % shards == 0)
 
 
-def _as_placed(tensors, ways: list[_Way]) -> list[_Way]:
+def _as_placed(tensors: _Tensors, ways: list[_Way]) -> list[_Way]:
     """For each dim of the mesh the way in which all tensors are placed already; or []."""
     found = []
     for dim in range(tensors["q"].mesh.ndim):
@@ -139,7 +144,7 @@ def _as_placed(tensors, ways: list[_Way]) -> list[_Way]:
     return found
 
 
-def _why_no_append(tensors) -> str:
+def _why_no_append(tensors: _Tensors) -> str:
     found = ", ".join(f"{name} {tensor.placements}" for name, tensor in tensors.items())
     return (
         "flash_fwd_splitkv: new tokens are written where the caches are, so nothing can be "
@@ -153,5 +158,5 @@ def _placement(way: _Way, name: str) -> Placement:
     return Shard(way[name]) if name in way else Replicate()
 
 
-def _keys(tensors):
+def _keys(tensors: _Tensors) -> Any:
     return tensors["k"] if "k" in tensors else tensors["k_cache"]

@@ -15,7 +15,8 @@ README = PAGES["README.md"]
 # What a block of code may be. Python runs, but for benchmarks/README.md, which shows a signature.
 LANGUAGES = {"python", "sh", "text", "diff", "cmake", "{eval-rst}", ""}
 RUN = [name for name in PAGES if PAGES[name].python and not name.startswith("benchmarks/")]
-RUN_BY_OTHERS = {"docs/how-it-works.md", "docs/migration.md"}  # their tests look at the results
+# Their tests look at the results; the last runs in two processes.
+RUN_BY_OTHERS = {"docs/how-it-works.md", "docs/migration.md", "docs/distributed.md"}
 WITH_DEVICE = [name for name in RUN if re.search(r'device ?= ?"', PAGES[name].text)]
 SYMBOLS = [(name, *symbol) for name, page in PAGES.items() for symbol in page.symbols]
 

@@ -2,10 +2,8 @@
 refused. The calls are those of sharded_calls.py."""
 
 import json
-import re
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +12,7 @@ import torch
 pytest.importorskip("torch.distributed.tensor")
 
 import sharded_calls
+from pages import Page
 from torch.distributed.tensor import Replicate, Shard
 
 from flashattn_ext.integrations import dtensor
@@ -92,12 +91,11 @@ def test_what_does_not_is_offered_all_that_no_mesh_dim_makes_wrong():
 
 def test_page(tmp_path):
     """The example of docs/distributed.md, as the page starts it."""
-    page = Path(__file__).parents[2] / "docs" / "distributed.md"
-    (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-    (tmp_path / "example.py").write_text(code)
+    (block,) = Page("docs/distributed.md").python
+    (tmp_path / "example.py").write_text(block.code)
+    program = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         tmp_path / "example.py"],
+        [*program, "--nproc-per-node", "2", tmp_path / "example.py"],
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

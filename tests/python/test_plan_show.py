@@ -238,7 +238,6 @@ def test_every_option_of_the_command_line(monkeypatch):
         ("--seqlen-q 1,2 --kv-len 9,9,9", "seqlen_k: expected 2 lengths"),
         ("--seqlen-q 1 --kv-len 9 --head-dim 300", "q: expected a head dim from 1 to 256"),
         ("--seqlen-q 1 --kv-len 9 --gpu H300", "gpu: expected None"),
-        ("--seqlen-q 1 --kv-len 9 --picture /no/folder/a.png", "No such file or directory"),
         ("--seqlen-q 1 --kv-len 9 --picture a.png --text", "path: a picture"),
     ],
 )
@@ -246,6 +245,13 @@ def test_command_lines_that_cannot_be_served(words, message, capsys):
     with pytest.raises(SystemExit) as stopped:
         command(*words.split())
     assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_picture_into_a_folder_that_is_none(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    with pytest.raises(SystemExit) as stopped:
+        command(*"--seqlen-q 1 --kv-len 9 --picture".split(), str(tmp_path / "none" / "a.png"))
+    assert stopped.value.code == 2 and "No such file or directory" in capsys.readouterr().err
 
 
 def run(*arguments):

