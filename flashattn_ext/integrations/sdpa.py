@@ -118,7 +118,7 @@ class Activation:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, *_error) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._changed:
             restore_sdpa()
 
@@ -126,10 +126,10 @@ class Activation:
 class _Overrides:
     """Kernels in torch's dispatcher, for as long as the libraries that hold them live."""
 
-    def __init__(self, libraries):
+    def __init__(self, libraries: list[torch.library.Library]):
         self.libraries = libraries
 
-    def remove(self):
+    def remove(self) -> None:
         self.libraries = []
 
 
@@ -155,14 +155,14 @@ def _override(keys: list[str]) -> _Overrides:
     return _overrides
 
 
-def _put(library, name, device, kernel):
+def _put(library: torch.library.Library, name: str, device: str, kernel: kernels.Kernel) -> None:
     with warnings.catch_warnings():
         # torch before 2.14 warns in spite of allow_override.
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
         library.impl(name, kernel, device, with_keyset=True, allow_override=True)
 
 
-def _kernel_of_torch(name, device):
+def _kernel_of_torch(name: str, device: str) -> kernels.Kernel:
     """What ran so far, as a function of the key set and the operator's arguments."""
     operator = f"aten::{name}"
     if not torch._C._dispatch_has_kernel_for_dispatch_key(operator, device):
