@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from types import CodeType
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -14,7 +16,7 @@ OTHER_VERSION = (
     f"flashattn_ext needs transformers {OLDEST} or newer, found {transformers.__version__}"
 )
 try:
-    from transformers import masking_utils
+    from transformers import masking_utils as masking_utils
 except ImportError as error:
     raise ImportError(OTHER_VERSION) from error
 
@@ -41,8 +43,8 @@ class Plan(NamedTuple):
 def read_plan(plan: Tensor, batch: int) -> Plan:
     """Raises ValueError for a mask that is none of the plans above."""
     kind = _KINDS.get(plan.shape[2]) if plan.dim() == 4 else None
-    columns = {"prefix": batch, "packed": plan.shape[-1], "padded": 3 * batch + 1}.get(kind)
-    if plan.shape[-1] != columns or not 1 <= plan.shape[0] <= 2:
+    columns = {"prefix": batch, "packed": plan.shape[-1], "padded": 3 * batch + 1}
+    if kind is None or plan.shape[-1] != columns[kind] or not 1 <= plan.shape[0] <= 2:
         raise ValueError(
             f"attention_mask: expected a bool or floating-point mask, got {plan.dtype} with shape "
             f"{tuple(plan.shape)} for batch {batch}"
@@ -68,11 +70,12 @@ class _Pattern(NamedTuple):
         return self.window if kv_length > own else 0
 
 
-def _code(factory: str, *arguments):
+def _code(factory: str, *arguments: object) -> CodeType | None:
     """The code object of the closures that a factory of transformers makes; versions differ in
     which factories they have, and without one no mask has its code."""
     make = getattr(masking_utils, factory, None)
-    return make(*arguments).__code__ if make is not None else None
+    code: CodeType | None = make(*arguments).__code__ if make is not None else None
+    return code
 
 
 # transformers describes patterns by nested closures; their code objects tell which is which.
@@ -83,7 +86,7 @@ _REMAPPED = _code("remap_positions_for_packed_sequence", None, None)
 _PACKED = _code("packed_sequence_mask_function", None)
 
 
-def _read_pattern(mask_function) -> _Pattern | None:
+def _read_pattern(mask_function: Callable[..., Any]) -> _Pattern | None:
     """What transformers' mask function says, or None for what is not known to be servable."""
     if mask_function is masking_utils.causal_mask_function:
         return _Pattern()
@@ -109,11 +112,11 @@ def _read_pattern(mask_function) -> _Pattern | None:
     return None
 
 
-def _made_by(function, code) -> bool:
+def _made_by(function: Callable[..., Any], code: CodeType | None) -> bool:
     return code is not None and getattr(function, "__code__", None) is code
 
 
-def _captured(function, name):
+def _captured(function: Any, name: str) -> Any:
     return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents
 
 
@@ -123,18 +126,20 @@ def attention_mask_for(
     kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
-    mask_function=masking_utils.causal_mask_function,
+    mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
     attention_mask: Tensor | None = None,
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
     device: torch.device | str = "cpu",
-    **kwargs,
+    **kwargs: Any,
 ) -> Tensor | None:
     """The mask function: what `attention_forward` gets as attention_mask in every layer."""
 
-    def exact():
+    def exact() -> Tensor | None:
         return masking_utils.sdpa_mask(
-            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
+            batch_size, q_length, kv_length,
+            q_offset,  # type: ignore[arg-type]  # a tensor where the cache is preallocated
+            kv_offset, mask_function, attention_mask,
             allow_is_causal_skip=False, allow_is_bidirectional_skip=allow_is_bidirectional_skip,
             device=device, **kwargs,
         )  # fmt: skip
@@ -142,16 +147,16 @@ def attention_mask_for(
     pattern = _read_pattern(mask_function)
     if pattern is None:
         return exact()
-    packed = pattern.sequence_ids is not None
-    if (packed or attention_mask is not None) and torch.compiler.is_compiling():
+    sequence_ids = pattern.sequence_ids
+    if (sequence_ids is not None or attention_mask is not None) and torch.compiler.is_compiling():
         return exact()
     window = pattern.window_among(kv_length)
     sizes = (1 if pattern.causal else 2, 1 + window)
-    if packed:
-        whole_rows = pattern.sequence_ids.shape == (batch_size, q_length) and kv_length == q_length
+    if sequence_ids is not None:
+        whole_rows = sequence_ids.shape == (batch_size, q_length) and kv_length == q_length
         if attention_mask is not None or not whole_rows:
             return exact()
-        return _packed_plan(pattern.sequence_ids, sizes)
+        return _packed_plan(sequence_ids, sizes)
     everything = not pattern.causal and not window  # every query sees every key
     extent = kv_length if everything else q_offset + q_length - kv_offset
     # False asks for a mask that will be edited, except in single steps of preallocated caches.

@@ -29,6 +29,8 @@ version describes in a way not known here gets its exact mask, and so SDPA.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 import transformers
 from packaging.version import Version
@@ -46,6 +48,9 @@ from ._transformers_masks import (
     masking_utils,
     read_plan,
 )
+
+if TYPE_CHECKING:
+    from .._options import CommonOptions
 
 _MAX_ROWS = 2**30  # of a packed tensor
 # Options of single models that change the result and that flash_fwd does not have.
@@ -83,7 +88,7 @@ def attention_forward(
     softcap: float | None = None,
     is_causal: bool | None = None,
     s_aux: Tensor | None = None,
-    **kwargs,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function. query (b, h, sq, d), key and value (b, hk, sk, d); out (b, sq, h, d).
 
@@ -99,7 +104,7 @@ def attention_forward(
     kind, window_size = None, _window(sliding_window, causal)
     if attention_mask is not None:
         kind, causal, window_size = read_plan(attention_mask, len(query))
-    options = {
+    options: CommonOptions = {
         "softmax_scale": scaling,
         "causal": causal,
         "window_size": window_size,
@@ -113,17 +118,19 @@ def attention_forward(
 
     if kwargs.get("cu_seq_lens_q") is not None:
         out = _packed(q, k, v, kind, kwargs, options)
+    elif attention_mask is None:
+        out = flash_fwd(q, k, v, **options)
     elif kind == "packed":
-        out = _flattened(q, k, v, *attention_mask[0, 0], options)
+        cu_seqlens_q, cu_seqlens_k = attention_mask[0, 0]
+        out = _flattened(q, k, v, cu_seqlens_q, cu_seqlens_k, options)
     elif kind == "padded":
         out = _padded(q, k, v, attention_mask[0, 0], options)
     else:
-        seqused_k = None if attention_mask is None else attention_mask[0, 0, 0]
-        out = flash_fwd(q, k, v, seqused_k=seqused_k, **options)
+        out = flash_fwd(q, k, v, seqused_k=attention_mask[0, 0, 0], **options)
     return out[..., :value_dim], None
 
 
-def _refuse(dropout, kwargs):
+def _refuse(dropout: float, kwargs: dict[str, Any]) -> None:
     if dropout:
         raise NotImplementedError(
             f"dropout: expected 0.0 (there is no training here: call model.eval()), got {dropout}"
@@ -135,7 +142,7 @@ def _refuse(dropout, kwargs):
             )
 
 
-def _check_for_sdpa(attention_mask, softcap, s_aux):
+def _check_for_sdpa(attention_mask: Tensor, softcap: float | None, s_aux: Tensor | None) -> None:
     if attention_mask.dim() != 4:
         raise ValueError(
             "attention_mask: expected None, a 4-D mask, or what the mask function of register() "
@@ -155,19 +162,19 @@ def _check_for_sdpa(attention_mask, softcap, s_aux):
         )
 
 
-def _window(sliding_window, causal):
+def _window(sliding_window: int | None, causal: bool) -> tuple[int, int]:
     """transformers counts the query's own key, flash_fwd does not."""
     if sliding_window is None:
         return (-1, -1)
     return (sliding_window - 1, 0 if causal else sliding_window - 1)
 
 
-def _rows_first(tensor):
+def _rows_first(tensor: Tensor) -> Tensor:
     tensor = tensor.transpose(1, 2)
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _padded(q, k, v, plan, options):
+def _padded(q: Tensor, k: Tensor, v: Tensor, plan: Tensor, options: CommonOptions) -> Tensor:
     """Packed sequences within the batch's own memory."""
     step, k, v = _as_packed(k, v)
     start_q, start_k, batch_row, used = plan
@@ -180,10 +187,11 @@ def _padded(q, k, v, plan, options):
         max_seqlen_k=step,
         **options,
     )  # fmt: skip
-    return out.unflatten(0, q.shape[:2])
+    rows: Tensor = out.unflatten(0, q.shape[:2])
+    return rows
 
 
-def _as_packed(k, v):
+def _as_packed(k: Tensor, v: Tensor) -> tuple[int, Tensor, Tensor]:
     """(b, s, hk, d) as (rows, hk, d) of the same memory; batch row n starts at row n * step.
 
     In a cache laid out (b, hk, s, d) a row of the packed view is one of s, so that a batch row is
@@ -200,7 +208,10 @@ def _as_packed(k, v):
     return step, k, v
 
 
-def _packed(q, k, v, kind, kwargs, options):
+def _packed(
+    q: Tensor, k: Tensor, v: Tensor, kind: str | None, kwargs: dict[str, Any],
+    options: CommonOptions,
+) -> Tensor:  # fmt: skip
     """Sequences that the caller packed into one row of the batch."""
     if kind == "padded":
         raise ValueError("cu_seq_lens_q: sequences are packed or padded, got both")
@@ -212,7 +223,10 @@ def _packed(q, k, v, kind, kwargs, options):
     return _flattened(q, k, v, cu_q, cu_k, options)
 
 
-def _flattened(q, k, v, cu_seqlens_q, cu_seqlens_k, options):
+def _flattened(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+    options: CommonOptions,
+) -> Tensor:  # fmt: skip
     out = flash_fwd(
         q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1),
         cu_seqlens_q=cu_seqlens_q,
@@ -221,4 +235,5 @@ def _flattened(q, k, v, cu_seqlens_q, cu_seqlens_k, options):
         max_seqlen_k=k.shape[0] * k.shape[1],
         **options,
     )  # fmt: skip
-    return out.unflatten(0, q.shape[:2])
+    rows: Tensor = out.unflatten(0, q.shape[:2])
+    return rows
