@@ -7,11 +7,8 @@ from typing import TypedDict
 from torch import Tensor
 
 
-class CommonOptions(TypedDict, total=False):
-    """What both take, but for ``return_lse``, which decides what is returned."""
-
-    cu_seqlens_q: Tensor | None
-    max_seqlen_q: int | None
+class ScoreOptions(TypedDict, total=False):
+    """What both take, but for ``return_lse``, which decides what is returned, and lengths."""
 
     softmax_scale: float | None
     causal: bool
@@ -20,6 +17,11 @@ class CommonOptions(TypedDict, total=False):
     alibi_slopes: Tensor | None
     sinks: Tensor | None
     out: Tensor | None
+
+
+class CommonOptions(ScoreOptions, total=False):
+    cu_seqlens_q: Tensor | None
+    max_seqlen_q: int | None
 
 
 class FwdOptions(CommonOptions, total=False):

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -68,8 +69,8 @@ class Plan:
     def roof_seconds(self) -> float | None:
         """The longer of the two: no call is faster on that GPU (unless its L2 cache has the data).
         Launches and merges are not in it."""
-        times = self.memory_seconds, self.arithmetic_seconds
-        return None if None in times else max(times)
+        memory, arithmetic = self.memory_seconds, self.arithmetic_seconds
+        return None if memory is None or arithmetic is None else max(memory, arithmetic)
 
     @property
     def tiled_launches(self) -> tuple[Launch, ...]:
@@ -207,13 +208,15 @@ def plan(
     )
 
 
-def _plan_forward(host, p: Problem, arch: int, kernel: int) -> tuple[Launch, ...]:
+def _plan_forward(host: Any, p: Problem, arch: int, kernel: int) -> tuple[Launch, ...]:
     if not _has_queries(p):
         return ()
     return _plan_launches.forward_launches(host, planned_call(host, p), arch, kernel)
 
 
-def _plan_splitkv(host, p: Problem, gpu: Gpu, arch: int, kernel: int):
+def _plan_splitkv(
+    host: Any, p: Problem, gpu: Gpu, arch: int, kernel: int
+) -> tuple[tuple[Launch, ...], int]:
     """Returns (launches, bytes of workspace)."""
     _check_shared_memory(host, gpu, arch, kernel)
     appends = p.new_tokens > 0 and p.batch > 0
@@ -236,7 +239,7 @@ def _has_queries(p: Problem) -> bool:
     return p.rows > 0 and p.heads > 0
 
 
-def _check_shared_memory(host, gpu: Gpu, arch: int, kernel: int) -> None:
+def _check_shared_memory(host: Any, gpu: Gpu, arch: int, kernel: int) -> None:
     """PTX of one architecture may meet a GPU with less shared memory than its tiles want."""
     roles = host.Role.decode, host.Role.wide_decode
     needed = max(host.smem_bytes(arch, role, kernel) for role in roles)
@@ -256,7 +259,7 @@ def _check_grids(launches: tuple[Launch, ...]) -> None:
             )
 
 
-def _traffic(host, p: Problem) -> tuple[int, int, int]:
+def _traffic(host: Any, p: Problem) -> tuple[int, int, int]:
     """Bytes read, bytes written, FLOPs."""
     pairs = seen = 0
     for (queries, keys), count in Counter(zip(p.queries, p.keys, strict=True)).items():

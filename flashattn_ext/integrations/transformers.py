@@ -50,7 +50,7 @@ from ._transformers_masks import (
 )
 
 if TYPE_CHECKING:
-    from .._options import CommonOptions
+    from .._options import ScoreOptions
 
 _MAX_ROWS = 2**30  # of a packed tensor
 # Options of single models that change the result and that flash_fwd does not have.
@@ -104,7 +104,7 @@ def attention_forward(
     kind, window_size = None, _window(sliding_window, causal)
     if attention_mask is not None:
         kind, causal, window_size = read_plan(attention_mask, len(query))
-    options: CommonOptions = {
+    options: ScoreOptions = {
         "softmax_scale": scaling,
         "causal": causal,
         "window_size": window_size,
@@ -174,7 +174,7 @@ def _rows_first(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _padded(q: Tensor, k: Tensor, v: Tensor, plan: Tensor, options: CommonOptions) -> Tensor:
+def _padded(q: Tensor, k: Tensor, v: Tensor, plan: Tensor, options: ScoreOptions) -> Tensor:
     """Packed sequences within the batch's own memory."""
     step, k, v = _as_packed(k, v)
     start_q, start_k, batch_row, used = plan
@@ -210,7 +210,7 @@ def _as_packed(k: Tensor, v: Tensor) -> tuple[int, Tensor, Tensor]:
 
 def _packed(
     q: Tensor, k: Tensor, v: Tensor, kind: str | None, kwargs: dict[str, Any],
-    options: CommonOptions,
+    options: ScoreOptions,
 ) -> Tensor:  # fmt: skip
     """Sequences that the caller packed into one row of the batch."""
     if kind == "padded":
@@ -225,7 +225,7 @@ def _packed(
 
 def _flattened(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
-    options: CommonOptions,
+    options: ScoreOptions,
 ) -> Tensor:  # fmt: skip
     out = flash_fwd(
         q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1),
