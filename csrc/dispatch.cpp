@@ -20,7 +20,7 @@ namespace {
 
 #if defined(FLASHATTN_ARCHS)
 
-using Archs = std::integer_sequence<int, FLASHATTN_ARCHS>;        // ascending
+using Archs = std::integer_sequence<int, FLASHATTN_ARCHS>;         // ascending
 using HeadDims = std::integer_sequence<int, FLASHATTN_HEAD_DIMS>;  // ascending
 
 // The entry points of one instantiation of forward.cu and decode.cu.
@@ -66,8 +66,8 @@ int best_arch(std::integer_sequence<int, kArchs...> archs, int capability) {
     throw Unsupported("this GPU is sm_" + std::to_string(capability) +
                       ", but the CUDA kernels were built for " + to_list(archs, "sm_") +
                       " (and PTX of " + std::to_string(FLASHATTN_PTX_ARCH) +
-                      "). Rebuild with TORCH_CUDA_ARCH_LIST=" + std::to_string(capability / 10) + "." +
-                      std::to_string(capability % 10));
+                      "). Rebuild with TORCH_CUDA_ARCH_LIST=" + std::to_string(capability / 10) +
+                      "." + std::to_string(capability % 10));
   }
   return best;
 }
@@ -83,7 +83,8 @@ constexpr Kernels kernels_of() {
 template <DType kDType, int kArch, int... kHeadDims>
 Kernels kernels_for_head_dim(std::integer_sequence<int, kHeadDims...> head_dims, int head_dim) {
   Kernels kernels;
-  if (!((head_dim <= kHeadDims && (kernels = kernels_of<kDType, kArch, kHeadDims>(), true)) || ...)) {
+  if (!((head_dim <= kHeadDims && (kernels = kernels_of<kDType, kArch, kHeadDims>(), true)) ||
+        ...)) {
     throw Unsupported("head_dim " + std::to_string(head_dim) +
                       " needs a larger kernel than this build has (" + to_list(head_dims, "") +
                       "). Rebuild with FLASHATTN_EXT_HEAD_DIMS unset");
@@ -94,7 +95,9 @@ Kernels kernels_for_head_dim(std::integer_sequence<int, kHeadDims...> head_dims,
 template <DType kDType, int... kArchs>
 Kernels kernels_for_arch(std::integer_sequence<int, kArchs...>, int arch, int head_dim) {
   Kernels kernels;
-  (void)((arch == kArchs && (kernels = kernels_for_head_dim<kDType, kArchs>(HeadDims{}, head_dim), true)) || ...);
+  (void)((arch == kArchs &&
+          (kernels = kernels_for_head_dim<kDType, kArchs>(HeadDims{}, head_dim), true)) ||
+         ...);
   return kernels;
 }
 
@@ -140,9 +143,9 @@ void check_shared_memory(int arch, int head_dim) {
   if (needed > limit) {
     int const capability = capability_of_current_device();
     throw Unsupported("flash_fwd_splitkv: the kernel of sm_" + std::to_string(arch) + " needs " +
-                      std::to_string(needed) + " bytes of shared memory, this GPU has " + std::to_string(limit) +
-                      ". Rebuild with TORCH_CUDA_ARCH_LIST=" + std::to_string(capability / 10) + "." +
-                      std::to_string(capability % 10));
+                      std::to_string(needed) + " bytes of shared memory, this GPU has " +
+                      std::to_string(limit) + ". Rebuild with TORCH_CUDA_ARCH_LIST=" +
+                      std::to_string(capability / 10) + "." + std::to_string(capability % 10));
   }
 }
 
@@ -153,7 +156,8 @@ void cuda_flash_fwd_splitkv(FlashSplitkvParams params, cudaStream_t stream) {
                           " bytes (splitkv_workspace_size), got null");
   }
   if (reinterpret_cast<uintptr_t>(params.workspace) % 128 != 0) {
-    throw InvalidArgument("workspace: expected a pointer aligned to 128 bytes, got one that is not");
+    throw InvalidArgument(
+        "workspace: expected a pointer aligned to 128 bytes, got one that is not");
   }
   int const arch = arch_of_current_device();
   check_shared_memory(arch, params.fwd.shape.head_dim);
@@ -162,7 +166,8 @@ void cuda_flash_fwd_splitkv(FlashSplitkvParams params, cudaStream_t stream) {
     launch_append_kv(params, plan.page_size, plan.rotated_q, stream);
     if (plan.rotated_q != nullptr) {
       int64_t const row = int64_t(params.fwd.shape.heads) * params.fwd.shape.head_dim;
-      params.fwd.q = {plan.rotated_q, params.fwd.shape.seqlen_q * row, row, params.fwd.shape.head_dim};
+      params.fwd.q = {plan.rotated_q, params.fwd.shape.seqlen_q * row, row,
+                      params.fwd.shape.head_dim};
     }
   }
   if (!has_work(params.fwd)) { return; }
@@ -173,7 +178,8 @@ void cuda_flash_fwd_splitkv(FlashSplitkvParams params, cudaStream_t stream) {
   if (plan.may_chunk) { kernels.chunk(params, plan, stream); }
   bool const overlap = arch >= 90;
   if (plan.split.splits > 1) {
-    launch_combine(combine_params(params.fwd, plan.split.splits, plan.rows, plan.out_partial, plan.lse_partial),
+    launch_combine(combine_params(params.fwd, plan.split.splits, plan.rows, plan.out_partial,
+                                  plan.lse_partial),
                    stream, overlap);
   } else if (plan.merges()) {
     launch_combine_cuts(params.fwd, plan, stream, overlap);

@@ -22,11 +22,11 @@ using namespace py::literals;
 namespace flashattn {
 namespace {
 
-std::unique_ptr<PlannedCall> planned_call(int batch, int heads, int heads_kv, int head_dim, int seqlen_q,
-                                          int seqlen_k, std::vector<int> cu_seqlens_q,
-                                          std::vector<int> cache_seqlens, int left, int right, int new_tokens,
-                                          int rotary_dim, int num_splits, int split_size,
-                                          std::vector<int> seqused_k) {
+std::unique_ptr<PlannedCall> planned_call(int batch, int heads, int heads_kv, int head_dim,
+                                          int seqlen_q, int seqlen_k, std::vector<int> cu_seqlens_q,
+                                          std::vector<int> cache_seqlens, int left, int right,
+                                          int new_tokens, int rotary_dim, int num_splits,
+                                          int split_size, std::vector<int> seqused_k) {
   auto call = std::make_unique<PlannedCall>();
   call->cu_seqlens_q = std::move(cu_seqlens_q);
   call->cache_seqlens = std::move(cache_seqlens);
@@ -47,7 +47,8 @@ std::unique_ptr<PlannedCall> planned_call(int batch, int heads, int heads_kv, in
   return call;
 }
 
-// What the thread blocks of the decode kernel find when splits are automatic: key blocks of `tiles` tiles.
+// What the thread blocks of the decode kernel find when splits are automatic: key blocks of `tiles`
+// tiles.
 struct DecodeWork {
   int64_t tiles = 0;
   int64_t key_blocks = 0;
@@ -98,9 +99,10 @@ Visible visible(int len_q, int len_k, int left, int right) {
 
 void bind_plan(py::module_& m) {
   py::class_<PlannedCall>(m, "PlannedCall")
-      .def(py::init(&planned_call), py::kw_only(), "batch"_a, "heads"_a, "heads_kv"_a, "head_dim"_a, "seqlen_q"_a,
-           "seqlen_k"_a, "cu_seqlens_q"_a, "cache_seqlens"_a, "left"_a, "right"_a, "new_tokens"_a, "rotary_dim"_a,
-           "num_splits"_a, "split_size"_a, "seqused_k"_a = std::vector<int>());
+      .def(py::init(&planned_call), py::kw_only(), "batch"_a, "heads"_a, "heads_kv"_a, "head_dim"_a,
+           "seqlen_q"_a, "seqlen_k"_a, "cu_seqlens_q"_a, "cache_seqlens"_a, "left"_a, "right"_a,
+           "new_tokens"_a, "rotary_dim"_a, "num_splits"_a, "split_size"_a,
+           "seqused_k"_a = std::vector<int>());
 
   py::class_<ForwardPlan>(m, "ForwardPlan")
       .def_property_readonly("pack", [](ForwardPlan const& plan) { return plan.row_map.pack(); })
@@ -120,7 +122,8 @@ void bind_plan(py::module_& m) {
       .def_readonly("may_decode", &SplitkvPlan::may_decode)
       .def_readonly("may_chunk", &SplitkvPlan::may_chunk)
       .def_property_readonly("splits", [](SplitkvPlan const& plan) { return plan.split.splits; })
-      .def_property_readonly("chunk_splits", [](SplitkvPlan const& plan) { return plan.chunk_split.splits; })
+      .def_property_readonly("chunk_splits",
+                             [](SplitkvPlan const& plan) { return plan.chunk_split.splits; })
       .def_readonly("shares", &SplitkvPlan::shares)
       .def_readonly("rows", &SplitkvPlan::rows)
       .def_readonly("decode_cuts", &SplitkvPlan::decode_cuts)
@@ -145,13 +148,16 @@ void bind_plan(py::module_& m) {
       .def_readonly("busy", &DecodeWork::busy)
       .def_readonly("cut", &DecodeWork::cut);
 
-  py::class_<Visible>(m, "Visible").def_readonly("pairs", &Visible::pairs).def_readonly("keys", &Visible::keys);
+  py::class_<Visible>(m, "Visible")
+      .def_readonly("pairs", &Visible::pairs)
+      .def_readonly("keys", &Visible::keys);
 
   m.def(
       "plan_forward",
       [](PlannedCall const& call, int arch, int kernel_head_dim) {
         FlashFwdParams const& fwd = call.params.fwd;
-        return plan_forward(fwd.shape, fwd.lengths, tile_shape(arch, Role::kPrefill, kernel_head_dim));
+        return plan_forward(fwd.shape, fwd.lengths,
+                            tile_shape(arch, Role::kPrefill, kernel_head_dim));
       },
       "call"_a, "arch"_a, "kernel_head_dim"_a);
   m.def(

@@ -1,4 +1,5 @@
-// What each thread block of a planned call has: the tile maps of `plan`, by the functions that the kernels call.
+// What each thread block of a planned call has: the tile maps of `plan`, by the functions that the
+// kernels call.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -56,8 +57,8 @@ class Parts {
       throw InvalidArgument("sequences, heads: more than " + std::to_string(kMostParts) +
                             " parts of tiles, choose fewer");
     }
-    list_.push_back({x, y, tile.seq.batch, tile.first_head, pack, tile.first_token, tile.tokens, tile.seq.len_k,
-                     blocks});
+    list_.push_back({x, y, tile.seq.batch, tile.first_head, pack, tile.first_token, tile.tokens,
+                     tile.seq.len_k, blocks});
   }
 
   std::vector<TilePart> take() { return std::move(list_); }
@@ -95,11 +96,13 @@ void for_each_tile(FlashFwdParams const& params, ForwardPlan const& plan, Parts 
   }
 }
 
-void add_given_splits(Parts& parts, int64_t x, QueryTile const& tile, BlockRange const& blocks, SplitPlan split,
-                      int block_n) {
+void add_given_splits(Parts& parts, int64_t x, QueryTile const& tile, BlockRange const& blocks,
+                      SplitPlan split, int block_n) {
   for (int y = 0; y < split.splits; ++y) {
     BlockRange const range = take_split(blocks, split, y, block_n);
-    if (y == 0 || range.count() > 0) { parts.add(x, y, tile, range); }  // split 0 also writes rows without keys
+    if (y == 0 || range.count() > 0) {
+      parts.add(x, y, tile, range);
+    }  // split 0 also writes rows without keys
   }
 }
 
@@ -108,7 +111,9 @@ void add_forward(Parts& parts, PlannedCall const& call, int arch, int kernel_hea
   TileShape const shape = tile_shape(arch, Role::kPrefill, kernel_head_dim);
   auto const sequence_of = [&](int batch) { return sequence_info(fwd.shape, fwd.lengths, batch); };
   for_each_tile(fwd, plan_forward(fwd.shape, fwd.lengths, shape), parts, sequence_of,
-                [&](int64_t x, QueryTile const& tile) { parts.add(x, 0, tile, blocks_of(fwd, tile, shape.n)); });
+                [&](int64_t x, QueryTile const& tile) {
+                  parts.add(x, 0, tile, blocks_of(fwd, tile, shape.n));
+                });
 }
 
 void add_chunks(Parts& parts, PlannedCall const& call, SplitkvPlan const& plan, int block_n) {
@@ -119,11 +124,14 @@ void add_chunks(Parts& parts, PlannedCall const& call, SplitkvPlan const& plan, 
     BlockRange const blocks = blocks_of(fwd, tile, block_n);
     if (!plan.automatic()) { return add_given_splits(parts, x, tile, blocks, plan.split, block_n); }
     int const used = used_splits(blocks.count(), plan.chunk_split, block_n);
-    for (int y = 0; y < used; ++y) { parts.add(x, y, tile, take_split(blocks, plan.chunk_split, y, block_n)); }
+    for (int y = 0; y < used; ++y) {
+      parts.add(x, y, tile, take_split(blocks, plan.chunk_split, y, block_n));
+    }
   });
 }
 
-void add_decode_splits(Parts& parts, PlannedCall const& call, SplitkvPlan const& plan, int block_n) {
+void add_decode_splits(Parts& parts, PlannedCall const& call, SplitkvPlan const& plan,
+                       int block_n) {
   for (int64_t x = 0; x < plan.decode.tiles; ++x) {
     WorkTile work = decode_tile_of(call.params.fwd.shape, x);
     if (!parts.wants(work.batch)) { continue; }
@@ -131,12 +139,14 @@ void add_decode_splits(Parts& parts, PlannedCall const& call, SplitkvPlan const&
     if (plan.may_chunk && !is_decoded(seq, plan.decode)) { continue; }
     for (; int64_t(work.m_block) * plan.decode.tile_tokens < seq.len_q; ++work.m_block) {
       QueryTile const tile(seq, plan.decode, work);
-      add_given_splits(parts, x, tile, blocks_of(call.params.fwd, tile, block_n), plan.split, block_n);
+      add_given_splits(parts, x, tile, blocks_of(call.params.fwd, tile, block_n), plan.split,
+                       block_n);
     }
   }
 }
 
-void add_decode_shares(Parts& parts, PlannedCall const& call, SplitkvPlan const& plan, int block_n) {
+void add_decode_shares(Parts& parts, PlannedCall const& call, SplitkvPlan const& plan,
+                       int block_n) {
   WorkList const list(call.params, plan, block_n);
   int const batch = call.params.fwd.shape.batch;
   int64_t total = 0;
@@ -151,8 +161,9 @@ void add_decode_shares(Parts& parts, PlannedCall const& call, SplitkvPlan const&
       SharePart const part(found, at, shares.end(static_cast<int>(share)));
       QueryTile const tile(found.seq, plan.decode, found.work);
       BlockRange const blocks = blocks_of(call.params.fwd, tile, block_n);
-      parts.add(share, 0, tile, clip(blocks, blocks.begin + static_cast<int>(part.begin - found.begin),
-                                     blocks.begin + static_cast<int>(part.end - found.begin)));
+      parts.add(share, 0, tile,
+                clip(blocks, blocks.begin + static_cast<int>(part.begin - found.begin),
+                     blocks.begin + static_cast<int>(part.end - found.begin)));
       at = part.end;
     }
   }
@@ -187,7 +198,8 @@ void bind_tile_parts(py::module_& m) {
       [](PlannedCall const& call, SplitkvPlan const& plan, bool chunks, int block_n,
          std::vector<int> const& sequences, std::vector<int> const& heads) {
         Parts parts(call.params.fwd.shape, sequences, heads);
-        auto const add = chunks ? add_chunks : (plan.automatic() ? add_decode_shares : add_decode_splits);
+        auto const add =
+            chunks ? add_chunks : (plan.automatic() ? add_decode_shares : add_decode_splits);
         add(parts, call, plan, block_n);
         return parts.take();
       },

@@ -68,8 +68,7 @@ class Appender {
     Append const& append = p_.append;
     std::memcpy(to, from, row_bytes());
     if (append.rotary_dim == 0) { return; }
-    int64_t const angle =
-        int64_t(rotary_position(append, position)) * (append.rotary_dim / 2);
+    int64_t const angle = int64_t(rotary_position(append, position)) * (append.rotary_dim / 2);
     auto const* const cosines = static_cast<Storage const*>(append.rotary_cos) + angle;
     auto const* const sines = static_cast<Storage const*>(append.rotary_sin) + angle;
     for (int first = 0; first < append.rotary_dim; first += kRotaryChunk) {

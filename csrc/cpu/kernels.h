@@ -57,7 +57,7 @@ struct Kernels {
   int group_rows;
   int panel;  // columns whose sums are held in registers at once
   int lanes;
-  int pair;   // elements of a word
+  int pair;  // elements of a word
 
   // One row of Q into its column of RowGroup::q.
   void (*pack_query_row)(void const* row, int head_dim, Word* q);

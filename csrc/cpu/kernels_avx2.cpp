@@ -12,9 +12,7 @@
 #include <immintrin.h>
 
 #if defined(__clang__)
-#pragma clang attribute push( \
-    __attribute__((target("avx2,fma,f16c,bmi2"))), \
-    apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,bmi2"))), apply_to = function)
 #else
 #pragma GCC target("avx2,fma,f16c,bmi2")
 #endif

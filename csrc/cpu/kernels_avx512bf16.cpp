@@ -12,7 +12,7 @@
 #include <immintrin.h>
 
 #if defined(__clang__)
-#pragma clang attribute push( \
+#pragma clang attribute push(                                                               \
     __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma,f16c,bmi2"))), \
     apply_to = function)
 #else

@@ -8,7 +8,7 @@
 #if defined(__aarch64__)
 #define FA_GROUP_ROWS 12  // 32 registers
 #else
-#define FA_GROUP_ROWS 6   // 16
+#define FA_GROUP_ROWS 6  // 16
 #endif
 #define FA_BF16_PAIRS 0
 #include "cpu/simd/variant.h"

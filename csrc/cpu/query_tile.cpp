@@ -26,9 +26,8 @@ BlockRange panels_of_keys(BlockRange const& range, int first_key, int end_key, i
 }
 
 SequenceInfo sequence_of(Call const& call, int batch) {
-  return call.over_cache != nullptr
-             ? cache_sequence_info(*call.over_cache, batch)
-             : sequence_info(call.params.shape, call.params.lengths, batch);
+  return call.over_cache != nullptr ? cache_sequence_info(*call.over_cache, batch)
+                                    : sequence_info(call.params.shape, call.params.lengths, batch);
 }
 
 }  // namespace
@@ -134,8 +133,8 @@ BlockRows QueryTile::find_rows(int first_key) const {
       continue;
     }
     auto const row_of = [&](Input const& t) {
-      int64_t const offset = at.index * t.batch_stride + at.slot * t.row_stride +
-                             head_kv_ * t.head_stride;
+      int64_t const offset =
+          at.index * t.batch_stride + at.slot * t.row_stride + head_kv_ * t.head_stride;
       return advance(t.data, offset, call_.item_size);
     };
     rows.k[i] = row_of(p.k);

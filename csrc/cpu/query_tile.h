@@ -31,7 +31,7 @@ struct Call {
   ScoreMod mod;
   RowMap row_map;
   int tile_tokens;
-  int item_size;    // bytes of an element
+  int item_size;                                   // bytes of an element
   FlashSplitkvParams const* over_cache = nullptr;  // null: k and v are those of `params`
   SplitPlan split = {1, 0};
   Parts parts = {};
@@ -39,9 +39,7 @@ struct Call {
   // Blocks divide splits of a fixed size, which are multiples of kSplitGranule.
   int block_n() const { return std::gcd(split.split_size, block_keys(params.shape.head_dim)); }
   int words() const { return params.shape.head_dim / kernels.pair; }
-  int padded_dim() const {
-    return ceil_div(params.shape.head_dim, kernels.panel) * kernels.panel;
-  }
+  int padded_dim() const { return ceil_div(params.shape.head_dim, kernels.panel) * kernels.panel; }
 };
 
 struct OutputRow {

@@ -84,8 +84,7 @@ FlashFwdParams input_params(Arguments const& a) {
   params.v = strided(a.v, a.v.const_data_ptr());
   params.lengths = lengths_of(a, params.shape);
   params.window = window_of(a.window_left, a.window_right);
-  params.score =
-      score_of(a.q, params.shape, a.softmax_scale, a.softcap, a.alibi_slopes, a.sinks);
+  params.score = score_of(a.q, params.shape, a.softmax_scale, a.softcap, a.alibi_slopes, a.sinks);
   return params;
 }
 

@@ -6,8 +6,9 @@
 #include <cstdlib>
 
 // Declared by torch only for code that is built for CUDA. Weak, because a CPU-only torch lacks it.
-extern "C" AOTI_TORCH_EXPORT AOTITorchError
-aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream) __attribute__((weak));
+extern "C" AOTI_TORCH_EXPORT AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index,
+                                                                               void** stream)
+    __attribute__((weak));
 
 namespace flashattn {
 

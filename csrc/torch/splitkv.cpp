@@ -46,8 +46,8 @@ void check_operands(Arguments const& a) {
   }
   check_last_stride(a.q, "q");
   if (a.k_cache.dim() != 4 || a.k_cache.size(3) != a.q.size(rank - 1)) {
-    refuse("k_cache", "expected 4 dims with q's head dim, got shape ",
-           to_string(a.k_cache.sizes()), " for q ", to_string(a.q.sizes()));
+    refuse("k_cache", "expected 4 dims with q's head dim, got shape ", to_string(a.k_cache.sizes()),
+           " for q ", to_string(a.q.sizes()));
   }
   check_operand(a.k_cache, "k_cache", a.k_cache, a.q);
   check_operand(a.v_cache, "v_cache", a.k_cache, a.q);
@@ -124,9 +124,7 @@ FlashSplitkvParams input_params(Arguments const& a) {
 }
 
 void const* rotary_data(Tensor const& table, char const* name, Tensor const& cos, Tensor const& q) {
-  if (table.dim() != 2) {
-    refuse(name, "expected 2 dims, got shape ", to_string(table.sizes()));
-  }
+  if (table.dim() != 2) { refuse(name, "expected 2 dims, got shape ", to_string(table.sizes())); }
   check_operand(table, name, cos, q);
   if (!table.is_contiguous()) { refuse(name, "expected a contiguous tensor"); }
   return table.const_data_ptr();
@@ -136,8 +134,8 @@ void set_new_tokens(FlashSplitkvParams& params, Arguments const& a, NewTokens co
   if (tokens.k.dim() != 4) {
     refuse("k_new", "expected 4 dims, got shape ", to_string(tokens.k.sizes()));
   }
-  check_shape(tokens.k, "k_new", {params.fwd.shape.batch, tokens.k.size(1), a.k_cache.size(2),
-                                  a.k_cache.size(3)});
+  check_shape(tokens.k, "k_new",
+              {params.fwd.shape.batch, tokens.k.size(1), a.k_cache.size(2), a.k_cache.size(3)});
   check_operand(tokens.k, "k_new", tokens.k, a.q);
   check_operand(tokens.v, "v_new", tokens.k, a.q);
   params.fwd.k.data = a.k_cache.mutable_data_ptr();
@@ -213,10 +211,10 @@ void fwd_splitkv_append_out(Arguments const& a, Tensor const& k_new, Tensor cons
 // Of the caches, and of what all four operators take behind them.
 #define FLASHATTN_CACHES "Tensor k_cache, Tensor v_cache"
 #define FLASHATTN_WRITTEN_CACHES "Tensor(a!) k_cache, Tensor(b!) v_cache"
-#define FLASHATTN_OPTIONS                                                                          \
-  ", Tensor? cache_seqlens, int cache_seqlen, Tensor? block_table, Tensor? cu_seqlens_q, "         \
-  "int max_seqlen_q, Tensor? cache_batch_idx, Tensor? cache_leftpad, float softmax_scale, "        \
-  "int window_left, int window_right, float softcap, Tensor? alibi_slopes, Tensor? sinks, "        \
+#define FLASHATTN_OPTIONS                                                                   \
+  ", Tensor? cache_seqlens, int cache_seqlen, Tensor? block_table, Tensor? cu_seqlens_q, "  \
+  "int max_seqlen_q, Tensor? cache_batch_idx, Tensor? cache_leftpad, float softmax_scale, " \
+  "int window_left, int window_right, float softcap, Tensor? alibi_slopes, Tensor? sinks, " \
   "int num_splits, int split_size"
 #define FLASHATTN_NEW_TOKENS \
   ", Tensor k_new, Tensor v_new, Tensor? rotary_cos, Tensor? rotary_sin, bool rotary_interleaved"
@@ -225,11 +223,11 @@ void fwd_splitkv_append_out(Arguments const& a, Tensor const& k_new, Tensor cons
 template <auto kFunction, class... Rest>
 auto op(Tensor const& q, Tensor const& k_cache, Tensor const& v_cache,
         OptionalTensor const& cache_seqlens, int64_t cache_seqlen,
-        OptionalTensor const& block_table, OptionalTensor const& cu_seqlens_q,
-        int64_t max_seqlen_q, OptionalTensor const& cache_batch_idx,
-        OptionalTensor const& cache_leftpad, double softmax_scale, int64_t window_left,
-        int64_t window_right, double softcap, OptionalTensor const& alibi_slopes,
-        OptionalTensor const& sinks, int64_t num_splits, int64_t split_size, Rest const&... rest) {
+        OptionalTensor const& block_table, OptionalTensor const& cu_seqlens_q, int64_t max_seqlen_q,
+        OptionalTensor const& cache_batch_idx, OptionalTensor const& cache_leftpad,
+        double softmax_scale, int64_t window_left, int64_t window_right, double softcap,
+        OptionalTensor const& alibi_slopes, OptionalTensor const& sinks, int64_t num_splits,
+        int64_t split_size, Rest const&... rest) {
   return kFunction({q, k_cache, v_cache, cache_seqlens, cache_seqlen, block_table, cu_seqlens_q,
                     max_seqlen_q, cache_batch_idx, cache_leftpad, softmax_scale, window_left,
                     window_right, softcap, alibi_slopes, sinks, num_splits, split_size},
@@ -243,17 +241,18 @@ void define_splitkv(Library& m) {
         ") -> (Tensor out, Tensor lse)");
   m.def("fwd_splitkv_out(Tensor q, " FLASHATTN_CACHES FLASHATTN_OPTIONS
         ", Tensor(a!) out, Tensor(b!)? lse) -> ()");
-  m.def("fwd_splitkv_append(Tensor q, " FLASHATTN_WRITTEN_CACHES FLASHATTN_OPTIONS
-        FLASHATTN_NEW_TOKENS ") -> (Tensor out, Tensor lse)");
-  m.def("fwd_splitkv_append_out(Tensor q, " FLASHATTN_WRITTEN_CACHES FLASHATTN_OPTIONS
-        FLASHATTN_NEW_TOKENS ", Tensor(c!) out, Tensor(d!)? lse) -> ()");
+  m.def("fwd_splitkv_append(Tensor q, " FLASHATTN_WRITTEN_CACHES
+            FLASHATTN_OPTIONS FLASHATTN_NEW_TOKENS ") -> (Tensor out, Tensor lse)");
+  m.def("fwd_splitkv_append_out(Tensor q, " FLASHATTN_WRITTEN_CACHES
+            FLASHATTN_OPTIONS FLASHATTN_NEW_TOKENS ", Tensor(c!) out, Tensor(d!)? lse) -> ()");
 }
 
 void implement_splitkv(Library& m) {
   m.impl("fwd_splitkv", TORCH_BOX((&op<fwd_splitkv>)));
   m.impl("fwd_splitkv_out", TORCH_BOX((&op<fwd_splitkv_out, Tensor, OptionalTensor>)));
-  m.impl("fwd_splitkv_append", TORCH_BOX((&op<fwd_splitkv_append, Tensor, Tensor, OptionalTensor,
-                                              OptionalTensor, bool>)));
+  m.impl(
+      "fwd_splitkv_append",
+      TORCH_BOX((&op<fwd_splitkv_append, Tensor, Tensor, OptionalTensor, OptionalTensor, bool>)));
   m.impl("fwd_splitkv_append_out",
          TORCH_BOX((&op<fwd_splitkv_append_out, Tensor, Tensor, OptionalTensor, OptionalTensor,
                         bool, Tensor, OptionalTensor>)));

@@ -61,7 +61,8 @@ inline void check_device(Tensor const& tensor, char const* name, Tensor const& q
   }
 }
 
-inline void check_shape(Tensor const& tensor, char const* name, std::vector<int64_t> const& expected) {
+inline void check_shape(Tensor const& tensor, char const* name,
+                        std::vector<int64_t> const& expected) {
   Sizes const got = tensor.sizes();
   if (!std::equal(got.begin(), got.end(), expected.begin(), expected.end())) {
     refuse(name, "expected shape ", to_string({expected.data(), expected.size()}), ", got ",
@@ -77,7 +78,8 @@ inline void check_last_stride(Tensor const& tensor, char const* name) {
 }
 
 // An operand of the shape of `like`, with q's dtype and device.
-inline void check_operand(Tensor const& tensor, char const* name, Tensor const& like, Tensor const& q) {
+inline void check_operand(Tensor const& tensor, char const* name, Tensor const& like,
+                          Tensor const& q) {
   if (tensor.scalar_type() != q.scalar_type()) { refuse(name, "expected the dtype of q"); }
   check_device(tensor, name, q);
   Sizes const sizes = like.sizes();
@@ -86,7 +88,8 @@ inline void check_operand(Tensor const& tensor, char const* name, Tensor const& 
 }
 
 // Null when absent, otherwise `count` int32 lengths.
-inline int const* lengths(OptionalTensor const& tensor, char const* name, int64_t count, Tensor const& q) {
+inline int const* lengths(OptionalTensor const& tensor, char const* name, int64_t count,
+                          Tensor const& q) {
   if (!tensor) { return nullptr; }
   if (tensor->scalar_type() != ScalarType::Int) { refuse(name, "expected dtype int32"); }
   check_shape(*tensor, name, {count});

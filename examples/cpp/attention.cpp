@@ -1,6 +1,6 @@
 // Causal attention with grouped heads through the C++ library, on the GPU where the library and the
-// machine have one, otherwise on the CPU. The queries are 0, so that all visible keys weigh the same:
-// row i of the result is the mean of v's rows 0 ... i, which is easy to check.
+// machine have one, otherwise on the CPU. The queries are 0, so that all visible keys weigh the
+// same: row i of the result is the mean of v's rows 0 ... i, which is easy to check.
 #include <flashattn/flashattn.h>
 
 #include <bit>
@@ -38,7 +38,9 @@ int main() {
 #endif
   int const q_row = kHeads * kHeadDim, kv_row = kHeadsKv * kHeadDim;
   std::vector<BFloat16> q(kRows * q_row), k(kRows * kv_row), v(kRows * kv_row), out(kRows * q_row);
-  for (size_t i = 0; i < v.size(); ++i) { k[i] = to_bf16(std::cos(i)), v[i] = to_bf16(std::sin(1.3 * i)); }
+  for (size_t i = 0; i < v.size(); ++i) {
+    k[i] = to_bf16(std::cos(i)), v[i] = to_bf16(std::sin(1.3 * i));
+  }
 
   flashattn::FlashFwdParams params;
   params.device = on_gpu ? flashattn::Device::kCuda : flashattn::Device::kCpu;
@@ -65,7 +67,7 @@ int main() {
       error = std::fmax(error, std::abs(to_double(out[row * q_row + i]) - mean));
     }
   }
-  std::printf("%d rows on the %s: differ from the mean of the visible values by at most %.1e\n", kRows,
-              on_gpu ? "GPU" : "CPU", error);
+  std::printf("%d rows on the %s: differ from the mean of the visible values by at most %.1e\n",
+              kRows, on_gpu ? "GPU" : "CPU", error);
   return error < 0.01 ? 0 : 1;
 }

@@ -1,6 +1,6 @@
-// Attention on the host for the tests of the kernels and of the CPU backend: in double, and once more
-// with the roundings that plain PyTorch makes in 16 bit, whose error is the yardstick. Independent of
-// csrc/core.
+// Attention on the host for the tests of the kernels and of the CPU backend: in double, and once
+// more with the roundings that plain PyTorch makes in 16 bit, whose error is the yardstick.
+// Independent of csrc/core.
 #pragma once
 
 #include <cmath>

@@ -13,9 +13,9 @@ namespace cpu_test {
 struct CacheCase : Case {
   std::vector<int> cached = {100, 37};  // as the call is told: any number
   int capacity = 144;
-  int page_size = 0;         // 0: contiguous
-  int page_columns = 0;      // more columns than the capacity needs
-  bool leftpad = false;      // 0, 5, 10, ... of the sequences
+  int page_size = 0;     // 0: contiguous
+  int page_columns = 0;  // more columns than the capacity needs
+  bool leftpad = false;  // 0, 5, 10, ... of the sequences
   bool batch_idx = false;
   bool same_length = false;  // cached[0], passed as a number
   int bad_every = 0;         // every so many-th page id or cache row is bad
@@ -145,8 +145,9 @@ inline void CacheProblem::describe() {
   flashattn::FlashFwdParams& fwd = params.fwd;
   fwd.device = flashattn::Device::kCpu;
   fwd.dtype = c.dtype;
-  fwd.shape = {batch(), c.heads, c.heads_kv, c.head_dim,
-               *std::max_element(c.len_q.begin(), c.len_q.end()), c.capacity};
+  fwd.shape = {
+      batch(),   c.heads, c.heads_kv, c.head_dim, *std::max_element(c.len_q.begin(), c.len_q.end()),
+      c.capacity};
   q.describe(fwd.q);
   k.describe(fwd.k);
   v.describe(fwd.v);
@@ -159,7 +160,11 @@ inline void CacheProblem::describe() {
   if (c.alibi_dims == 2) { fwd.score.alibi_batch_stride = c.heads; }
   if (c.sinks != Sinks::kNone) { fwd.score.sinks = sinks.data(); }
   flashattn::Cache& cache = params.cache;
-  if (c.same_length) { cache.seqlen = c.cached[0]; } else { cache.seqlens = c.cached.data(); }
+  if (c.same_length) {
+    cache.seqlen = c.cached[0];
+  } else {
+    cache.seqlens = c.cached.data();
+  }
   if (c.leftpad) { cache.leftpad = leftpad.data(); }
   if (paged()) {
     cache.block_table = rows_of.data();

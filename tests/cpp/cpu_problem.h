@@ -46,8 +46,7 @@ struct Case {
 // A (batches, rows, heads, dim) operand in memory that is NaN elsewhere.
 class Operand {
  public:
-  Operand(Case const& c, int batches, int rows, int heads)
-      : dtype_(c.dtype), dim_(c.head_dim) {
+  Operand(Case const& c, int batches, int rows, int heads) : dtype_(c.dtype), dim_(c.head_dim) {
     int64_t const inner = c.head_dim + c.gap;
     row_stride = c.heads_first ? inner : inner * heads;
     head_stride = c.heads_first ? inner * rows : inner;
@@ -145,8 +144,12 @@ inline Problem::Problem(Case const& c_, unsigned seed)
   }
   params.device = flashattn::Device::kCpu;
   params.dtype = c.dtype;
-  params.shape = {batch(), c.heads, c.heads_kv, c.head_dim,
-                  *std::max_element(c.len_q.begin(), c.len_q.end()), c.packed ? 1 : rows_k};
+  params.shape = {batch(),
+                  c.heads,
+                  c.heads_kv,
+                  c.head_dim,
+                  *std::max_element(c.len_q.begin(), c.len_q.end()),
+                  c.packed ? 1 : rows_k};
   q.describe(params.q);
   k.describe(params.k);
   v.describe(params.v);

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "attention_reference.h"
 #include "cpu/half.h"
 #include "flashattn/params.h"
-#include "attention_reference.h"
 
 namespace cpu_test {
 
@@ -20,7 +20,10 @@ using flashattn::DType;
 inline int size_of(DType type) { return type == DType::kFloat32 ? 4 : 2; }
 
 inline void put(DType type, void* to, float x) {
-  if (type == DType::kFloat32) { std::memcpy(to, &x, 4); return; }
+  if (type == DType::kFloat32) {
+    std::memcpy(to, &x, 4);
+    return;
+  }
   uint16_t const bits = type == DType::kFloat16 ? flashattn::cpu::float_to_float16(x)
                                                 : flashattn::cpu::float_to_bfloat16(x);
   std::memcpy(to, &bits, 2);
@@ -29,7 +32,10 @@ inline void put(DType type, void* to, float x) {
 inline float get(DType type, void const* from) {
   float x;
   uint16_t bits;
-  if (type == DType::kFloat32) { std::memcpy(&x, from, 4); return x; }
+  if (type == DType::kFloat32) {
+    std::memcpy(&x, from, 4);
+    return x;
+  }
   std::memcpy(&bits, from, 2);
   return type == DType::kFloat16 ? flashattn::cpu::float16_to_float(bits)
                                  : flashattn::cpu::bfloat16_to_float(bits);
@@ -71,9 +77,9 @@ class ErrorMeter {
   // fp32: the yardstick's dot products are exact, ours are not; what a score of size `top` is off
   // by, its exponential is off by in proportion.
   void check(std::string const& where) const {
-    double const noise = largest_ * (dtype_ == DType::kFloat32    ? 0x1p-21 * (1. + top_)
+    double const noise = largest_ * (dtype_ == DType::kFloat32   ? 0x1p-21 * (1. + top_)
                                      : dtype_ == DType::kFloat16 ? 0x1p-11
-                                                                  : 0x1p-8);
+                                                                 : 0x1p-8);
     EXPECT_LE(error_, factor_ * yardstick_ + noise) << where;
     EXPECT_LE(lse_error_, 1e-4) << where;
   }

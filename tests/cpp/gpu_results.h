@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "gpu_operand.h"
 #include "attention_reference.h"
+#include "gpu_operand.h"
 
 namespace gpu {
 

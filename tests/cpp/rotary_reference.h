@@ -1,5 +1,5 @@
-// Rotary embedding written out from its definition, in double: the oracle of the C++ tests, on purpose
-// without csrc/core.
+// Rotary embedding written out from its definition, in double: the oracle of the C++ tests, on
+// purpose without csrc/core.
 #pragma once
 
 #include <vector>

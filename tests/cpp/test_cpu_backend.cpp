@@ -11,7 +11,7 @@ namespace cpu_test {
 namespace {
 
 constexpr DType kTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
-constexpr flashattn::Window kWindows[] = {{-1, -1}, {-1, 0},  {5, 0},  {0, 0},     {-1, 3},
+constexpr flashattn::Window kWindows[] = {{-1, -1}, {-1, 0},  {5, 0},  {0, 0},      {-1, 3},
                                           {7, -1},  {20, 40}, {0, 90}, {1000, 1000}};
 
 void expect_right(Case const& c) {
@@ -198,7 +198,8 @@ TEST(CpuBackend, NanInAVisibleKey) {
   }
 }
 
-// Two keys of equal weight whose values are neighbours: the mean is a tie, and goes to the even one.
+// Two keys of equal weight whose values are neighbours: the mean is a tie, and goes to the even
+// one.
 TEST(CpuBackend, OutputRoundsToNearestEven) {
   for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     float const ulp = dtype == DType::kFloat16 ? 0x1p-10f : 0x1p-7f;

@@ -69,8 +69,8 @@ class CombineProblem {
 
   unsigned char* part(int s, int b, int h, int i, int d) {
     flashattn::Input const& t = params.out_partial;
-    int64_t const at = s * params.out_split_stride + b * t.batch_stride + i * t.row_stride +
-                       h * t.head_stride + d;
+    int64_t const at =
+        s * params.out_split_stride + b * t.batch_stride + i * t.row_stride + h * t.head_stride + d;
     return parts_.data() + at * size_of(c.partial);
   }
   float out(int b, int h, int i, int d) const {

@@ -175,7 +175,9 @@ void expect_same_bits(CacheProblem& a, int from, CacheProblem& b, int to) {
   for (int i = 0; i < a.c.len_q[from] * a.c.heads; ++i) {
     int const row = i / a.c.heads, head = i % a.c.heads;
     EXPECT_EQ(std::memcmp(query_row(a, a.out, from, row, head), query_row(b, b.out, to, row, head),
-                          bytes), 0) << "row " << row << " head " << head;
+                          bytes),
+              0)
+        << "row " << row << " head " << head;
   }
 }
 

@@ -162,8 +162,8 @@ TEST(PlanSplits, FillsTheMultiprocessors) {
   }
 }
 
-// C43: thousands of sequences of one row must not ask for gigabytes. What automatic splits need depends on the
-// GPU and the kernel alone.
+// C43: thousands of sequences of one row must not ask for gigabytes. What automatic splits need
+// depends on the GPU and the kernel alone.
 TEST(SplitkvPlan, WorkspaceOfThousandsOfOneRowSequences) {
   std::set<size_t> sizes;
   for (int batch : {1, 64, 4096, 80000}) {
@@ -219,11 +219,12 @@ TEST(SplitkvPlan, OneBlockNeedsNoMerge) {
   EXPECT_TRUE(flashattn::plan_splitkv(call(3, 8, 2, 128, 1, 65), 90, 128, 132).merges());
 }
 
-// No splits, or splits of a given size: the kernel of a sequence must not depend on how long others of the
-// batch are.
+// No splits, or splits of a given size: the kernel of a sequence must not depend on how long others
+// of the batch are.
 TEST(SplitkvPlan, FixedSplitsKeepTheRole) {
   for (int seqlen_q : {1, 5, 8, 100}) {
-    for (flashattn::Split split : {flashattn::Split{.split_size = 256}, flashattn::Split{.num_splits = 1}}) {
+    for (flashattn::Split split :
+         {flashattn::Split{.split_size = 256}, flashattn::Split{.num_splits = 1}}) {
       FlashSplitkvParams params = call(3, 8, 2, 128, seqlen_q, 4096);
       params.split = split;
       EXPECT_EQ(flashattn::plan_splitkv(params, 90, 128, 132).decode_role, Role::kDecode);

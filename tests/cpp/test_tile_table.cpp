@@ -78,8 +78,8 @@ TEST(TileTable, AccumulatorLeavesRegistersForTheRest) {
   });
 }
 
-// The main loop's loads run ahead of it in the decode kernels, for which they need a second stage; the other
-// kernels have one (sm80/mainloop.h).
+// The main loop's loads run ahead of it in the decode kernels, for which they need a second stage;
+// the other kernels have one (sm80/mainloop.h).
 TEST(TileTable, StagesOfTheRoles) {
   for (auto const& [arch, kib] : kSharedKiB) {
     for (int head_dim : flashattn::kHeadDims) {

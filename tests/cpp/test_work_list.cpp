@@ -1,5 +1,5 @@
-// core/work_list.h and core/cut_tile.h: shares of the decode work hold every key block once, and the parts of
-// a cut tile lie where the merge looks for them.
+// core/work_list.h and core/cut_tile.h: shares of the decode work hold every key block once, and
+// the parts of a cut tile lie where the merge looks for them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -62,7 +62,8 @@ std::map<TileKey, int> expected_blocks(FlashSplitkvParams const& p, SplitkvPlan 
     if (plan.may_chunk && seq.len_q > plan.decode.tile_tokens) { continue; }
     for (int first = 0; first < seq.len_q; first += plan.decode.tile_tokens) {
       int const last = std::min(first + plan.decode.tile_tokens, seq.len_q) - 1;
-      flashattn::VisibleBand const band = flashattn::visible_band(seq.len_q, seq.len_k, p.fwd.window);
+      flashattn::VisibleBand const band =
+          flashattn::visible_band(seq.len_q, seq.len_k, p.fwd.window);
       int const count = flashattn::visible_blocks(band, first, last, kBlock).count();
       for (int head = 0; head < p.fwd.shape.heads / plan.decode.row_map.pack(); ++head) {
         expected[{b, head, first / plan.decode.tile_tokens}] = std::max(count, 1);
@@ -157,7 +158,9 @@ TEST(WorkList, SharesHoldEveryBlockOnce) {
 
 TEST(WorkList, RandomBatches) {
   std::mt19937 random(3);
-  auto const pick = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  auto const pick = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
   for (int round = 0; round < 60; ++round) {
     Problem problem;
     int const batch = pick(1, 40);
@@ -193,7 +196,8 @@ TEST(WorkList, LongListsDoNotOverflow) {
 }
 
 TEST(Divide, ShortAndLong) {
-  for (int64_t a : {int64_t(0), int64_t(1), int64_t(63), int64_t(INT32_MAX), int64_t(INT32_MAX) + 1, int64_t(1) << 50}) {
+  for (int64_t a : {int64_t(0), int64_t(1), int64_t(63), int64_t(INT32_MAX), int64_t(INT32_MAX) + 1,
+                    int64_t(1) << 50}) {
     for (int64_t b : {int64_t(1), int64_t(7), int64_t(64), int64_t(INT32_MAX), int64_t(1) << 33}) {
       EXPECT_EQ(flashattn::divide(a, b), a / b);
     }
@@ -206,7 +210,9 @@ TEST(CutTiles, SlotsOfChunksDoNotOverlap) {
   cuts.slots = 5;
   std::set<int64_t> used;
   for (int entry = 0; entry < 7; ++entry) {
-    for (int part = 0; part < 5; ++part) { EXPECT_TRUE(used.insert(cuts.slot(entry, part)).second); }
+    for (int part = 0; part < 5; ++part) {
+      EXPECT_TRUE(used.insert(cuts.slot(entry, part)).second);
+    }
   }
   EXPECT_EQ(*used.rbegin(), 34);
 }

@@ -136,7 +136,12 @@ TEST(WorkTile, UntrustedLengthsNeverLeadOutside) {
 TEST(ForwardPlan, MoreTilesThanAnIntHolds) {
   flashattn::TileShape const tile{
       .m = 128, .n = 64, .warps = 4, .stages = 1, .q_in_registers = false};
-  Shape const shape{.batch = 65536, .heads = 8, .heads_kv = 8, .head_dim = 64, .seqlen_q = 1 << 23, .seqlen_k = 9};
+  Shape const shape{.batch = 65536,
+                    .heads = 8,
+                    .heads_kv = 8,
+                    .head_dim = 64,
+                    .seqlen_q = 1 << 23,
+                    .seqlen_k = 9};
   EXPECT_EQ(flashattn::plan_forward(shape, {}, tile).tiles, (int64_t(1) << 32) * 8);
 }
 

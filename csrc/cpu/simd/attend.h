@@ -33,8 +33,8 @@ FA_INLINE void multiply_qk(RowGroup const& group, Word const* k, int panels, int
   }
 }
 
-// O = O * factor + P·V. Each block is summed up on its own: one sum over all keys of a long sequence
-// would collect their roundings.
+// O = O * factor + P·V. Each block is summed up on its own: one sum over all keys of a long
+// sequence would collect their roundings.
 template <class Element, int kRows>
 FA_INLINE void multiply_pv(Word const* p, Word const* v, int keys, int head_dim,
                            float const* factors, float* acc) {

@@ -46,9 +46,7 @@ FA_INLINE void mask_scores(float* s, BlockRange panels, RowState const& row) {
 template <class Element>
 FA_INLINE void store_exponentials(Word* p, int j, Floats even, Floats odd) {
 #if FA_BF16_PAIRS
-  if constexpr (Element::kPairs) {
-    return store(p + j / 2, _mm512_cvtne2ps_pbh(odd, even));
-  }
+  if constexpr (Element::kPairs) { return store(p + j / 2, _mm512_cvtne2ps_pbh(odd, even)); }
 #endif
   store(p + j, Element::round(even));
   store(p + j + kLanes, Element::round(odd));

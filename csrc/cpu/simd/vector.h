@@ -124,7 +124,8 @@ FA_INLINE Floats exp2_scaled(Floats x, Floats scale, Floats lowest) {
 }
 
 // As core's tanh_saturating, and right to some 2e-7 of its value, for results in fp32: the quotient
-// would lose digits near 0, so up to 5/8 there is a polynomial (minimax in the relative error, 4e-9).
+// would lose digits near 0, so up to 5/8 there is a polynomial (minimax in the relative error,
+// 4e-9).
 FA_INLINE Floats tanh_saturating(Floats x) {
   Floats const limit = splat(40.f);  // far past the point where tanh is 1 in fp32
   Floats const clamped = x > limit ? limit : (x < -limit ? -limit : x);

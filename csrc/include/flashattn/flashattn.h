@@ -23,14 +23,14 @@ namespace flashattn {
 void run_flash_fwd(FlashFwdParams const& params, cudaStream_t stream = nullptr);
 
 // Attention over a cache of keys and values: decode, chunks of a prompt, and batches of both. First
-// appends new tokens, if there are any. Lengths, page ids and indices are read on the device only and
-// clamped there: a token past the capacity or in a page that does not exist is no key, and is never
-// written. With more than one split, parts are computed first and then merged.
+// appends new tokens, if there are any. Lengths, page ids and indices are read on the device only
+// and clamped there: a token past the capacity or in a page that does not exist is no key, and is
+// never written. With more than one split, parts are computed first and then merged.
 void run_flash_splitkv_fwd(FlashSplitkvParams const& params, cudaStream_t stream = nullptr);
 
 // Bytes of workspace that run_flash_splitkv_fwd needs. Follows from sizes alone, so it is the same
-// for every call with these shapes (and may be asked for before a CUDA graph is captured). Needs the
-// current device, for its number of multiprocessors.
+// for every call with these shapes (and may be asked for before a CUDA graph is captured). Needs
+// the current device, for its number of multiprocessors.
 size_t splitkv_workspace_size(FlashSplitkvParams const& params);
 
 // out = sum over s of e^(lse_s - lse) out_s, lse = log of the sum of e^lse_s. Where all parts are
@@ -38,7 +38,8 @@ size_t splitkv_workspace_size(FlashSplitkvParams const& params);
 void run_flash_combine(FlashCombineParams const& params, cudaStream_t stream = nullptr);
 
 // Threads that one call of the CPU backend may use, the caller included. At first
-// FLASHATTN_EXT_NUM_THREADS, else OMP_NUM_THREADS, else the cores of this process; 0 returns to that.
+// FLASHATTN_EXT_NUM_THREADS, else OMP_NUM_THREADS, else the cores of this process; 0 returns to
+// that.
 void set_num_threads(int count);
 
 // What was compiled into this library.

@@ -75,10 +75,10 @@ struct FlashFwdParams {
   Score score;
 };
 
-// Where the keys and values of the sequences live. Contiguous (page_size 0): k and v of FlashFwdParams are
-// (cache rows, capacity, heads_kv, head_dim). Pages: they are a pool (num_pages, page_size, heads_kv,
-// head_dim), batch_stride is the distance of two pages, and token j of sequence n is slot
-// j % page_size of page block_table[n][j / page_size].
+// Where the keys and values of the sequences live. Contiguous (page_size 0): k and v of
+// FlashFwdParams are (cache rows, capacity, heads_kv, head_dim). Pages: they are a pool (num_pages,
+// page_size, heads_kv, head_dim), batch_stride is the distance of two pages, and token j of
+// sequence n is slot j % page_size of page block_table[n][j / page_size].
 struct Cache {
   int const* seqlens = nullptr;      // (batch): valid tokens, before anything is appended
   int seqlen = 0;                    // of every sequence, when seqlens is null
@@ -99,16 +99,16 @@ struct Cache {
   // clang-format on
 };
 
-// New tokens, written behind the valid ones before they are attended to. With rotary tables, keys and
-// queries are rotated: key t by the angles of position seqlen + t; query i by those of seqlen + i
-// when the window has a right or left side, otherwise of seqlen.
+// New tokens, written behind the valid ones before they are attended to. With rotary tables, keys
+// and queries are rotated: key t by the angles of position seqlen + t; query i by those of seqlen +
+// i when the window has a right or left side, otherwise of seqlen.
 struct Append {
-  Input k;                         // (batch, seqlen, heads_kv, head_dim)
+  Input k;  // (batch, seqlen, heads_kv, head_dim)
   Input v;
-  int seqlen = 0;                  // new tokens of every sequence; 0: nothing is appended
+  int seqlen = 0;                    // new tokens of every sequence; 0: nothing is appended
   void const* rotary_cos = nullptr;  // (max_position, rotary_dim / 2), contiguous, of the type of q
   void const* rotary_sin = nullptr;
-  int rotary_dim = 0;              // a multiple of 16, at most head_dim
+  int rotary_dim = 0;  // a multiple of 16, at most head_dim
   int max_position = 0;
   bool rotary_interleaved = false;  // pairs (2t, 2t + 1); otherwise (t, t + rotary_dim / 2)
 };
@@ -116,8 +116,8 @@ struct Append {
 // How the keys of a sequence are shared out.
 struct Split {
   int num_splits = 0;  // 0: chosen by plan_splitkv; 1: not split; at most 256
-  int split_size = 0;  // > 0: split s is tokens [s * split_size, (s + 1) * split_size), a multiple of
-                       // 64; num_splits is then 0
+  int split_size = 0;  // > 0: split s is tokens [s * split_size, (s + 1) * split_size), a multiple
+                       // of 64; num_splits is then 0
 };
 
 struct FlashSplitkvParams {
@@ -133,12 +133,12 @@ struct FlashSplitkvParams {
 struct FlashCombineParams {
   Device device = Device::kCuda;
   int splits = 0;
-  int batch = 0;   // 1 when packed
+  int batch = 0;  // 1 when packed
   int heads = 0;
   int seqlen = 0;  // packed: total rows
   int head_dim = 0;
   DType partial_dtype = DType::kFloat32;
-  Input out_partial;               // (splits, batch, seqlen, heads, head_dim)
+  Input out_partial;  // (splits, batch, seqlen, heads, head_dim)
   int64_t out_split_stride = 0;
   float const* lse_partial = nullptr;  // (splits, batch, heads, seqlen); -inf, +inf: an empty part
   int64_t lse_split_stride = 0;
@@ -147,7 +147,7 @@ struct FlashCombineParams {
   int64_t lse_row_stride = 1;
   DType out_dtype = DType::kBFloat16;
   Output out;
-  float* lse = nullptr;  // (batch, heads, seqlen), contiguous; may be null
+  float* lse = nullptr;            // (batch, heads, seqlen), contiguous; may be null
   int const* sequences = nullptr;  // packed: points to the number of rows that exist; null: all do
 };
 
