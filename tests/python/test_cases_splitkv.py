@@ -2,9 +2,7 @@
 their merge, lengths of a cache, many sizes. What an older test excludes is in that table only."""
 
 import inspect
-import re
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -294,29 +292,3 @@ def test_c109_repeats_are_bitwise_equal(d, device):
     for _ in range(1000 if device == "cuda" else 5):
         different += sum((a != b).any() for a, b in zip(results(), first, strict=True))
     assert different == 0
-
-
-TREE = Path(__file__).parents[2]
-ROW = re.compile(r"^\| ((?:C|D|guard )\d+) \|(.*)\|(.*)\|(.*)\|$", re.MULTILINE)
-TEST = re.compile(r"`(\w+\.(?:py|cpp))::([\w.]+)`")
-IDS = [30, 32, 33, 35, 36, 38, 39, 40, 41, *range(43, 49), *range(50, 57), *range(58, 62), 63, 64]
-IDS = [f"C{n:02}" for n in (*IDS, 66, 67, 92, 94, 96, 98, 99, 100, 101, 103, 107, 109)]
-IDS += [*(f"D{n:02}" for n in range(1, 19)), *(f"guard {n}" for n in range(1, 5))]
-
-
-def test_the_table_of_cases_names_tests_that_exist():
-    rows = ROW.findall((TREE / "docs/cases.md").read_text())
-    assert sorted(row[0] for row in rows) == sorted(set(row[0] for row in rows)), "an id twice"
-    assert set(IDS) <= {row[0] for row in rows}
-    for case, kind, tests, note in rows:
-        named = TEST.findall(tests)
-        assert kind.strip() and (named or note.strip()), f"{case}: neither a test nor a reason"
-        assert tests.count("`") == 2 * len(named), f"{case}: expected `file::test`, got {tests}"
-        for file, name in named:
-            source = (
-                TREE / "tests" / ("python" if file.endswith(".py") else "cpp") / file
-            ).read_text()
-            start = (
-                f"def {name}(" if file.endswith(".py") else f"TEST({', '.join(name.split('.'))})"
-            )
-            assert start in source, f"{case}: {file} has no {start}"

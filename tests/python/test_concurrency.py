@@ -94,6 +94,17 @@ def test_large_and_small_calls_at_once():
     assert len(wrong) == 2 * 4 + 4 * 300 and not any(wrong)
 
 
+def run_script(code, *arguments):
+    """In a Python of its own. torch's OpenMP does not survive a fork: it gets one thread."""
+    threads = {"OMP_NUM_THREADS": "1", "FLASHATTN_EXT_NUM_THREADS": "4"}
+    command = [sys.executable, "-W", "ignore", "-c", code, *arguments]
+    run = subprocess.run(
+        command, cwd=Path(__file__).parent, env={**os.environ, **threads}, timeout=300,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+
+
 FORK = """
 import os, sys, threading
 from test_concurrency import drawn, large, same
@@ -125,12 +136,41 @@ sys.exit(0 if parent and not any(codes) else f"children {codes}, parent {parent}
 
 @pytest.mark.parametrize("threads_at_work", [0, 2])
 def test_fork_after_use(threads_at_work):
-    """Children have helper threads of their own, also where the parent's were at work. (torch's
-    OpenMP does not survive a fork: it gets one thread.)"""
-    threads = {"OMP_NUM_THREADS": "1", "FLASHATTN_EXT_NUM_THREADS": "4"}
-    command = [sys.executable, "-W", "ignore", "-c", FORK, str(threads_at_work)]
-    run = subprocess.run(
-        command, cwd=Path(__file__).parent, env={**os.environ, **threads}, timeout=300,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
+    """Children have helper threads of their own, also where the parent's were at work."""
+    run_script(FORK, str(threads_at_work))
+
+
+FIRST_CALLS = """
+import os, sys, threading
+import torch
+from test_concurrency import first_call
+
+children = []
+for seed in range(int(sys.argv[2])):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if first_call(sys.argv[1], seed) else 1)
+    children.append(child)
+codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+sys.exit(0 if not any(codes) else f"{codes}")
+"""
+
+
+def first_call(device, seed):
+    """The first calls of a process, from 4 threads at once."""
+    calls = [dense(2, 40 + n, 130, seed=seed + n).build(device) for n in range(4)]
+    start, right = threading.Barrier(4), []
+
+    def work(call):
+        start.wait()
+        results = call.run()
+        call.compare(*results)
+        right.append(call)
+
+    run_all([lambda call=call: work(call) for call in calls])
+    return len(right) == 4
+
+
+def test_c110_first_calls_of_fresh_processes(device):
+    """Forked before the library was used: a child costs less than an import of torch."""
+    run_script(FIRST_CALLS, device, {"cpu": "60", "cuda": "8"}[device])

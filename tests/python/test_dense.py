@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from caches import dense_cache
 from cases import DTYPES, HALF_DTYPES, HEAD_DIMS, TILE_EDGES, dense, sample
 
 import flashattn_ext
@@ -87,6 +88,14 @@ def test_c23_one_key(d, dtype, device):
 def test_c111_one_query(sk, dtype, device):
     """Where the error of the low-precision reference is 0, the bound is not."""
     dense(1, 1, sk, heads=(1, 1), d=128, dtype=dtype).check(device)
+
+
+@pytest.mark.parametrize("d", range(128, 257, 8))
+def test_c112_every_large_head_dim(d, device):
+    """On each GPU that runs the suite: code that is right on one may be wrong on another."""
+    for n, dtype in enumerate(HALF_DTYPES):
+        dense(2, 129, 200, heads=(4, 2), d=d, dtype=dtype, causal=n == 0).check(device)
+        dense_cache(1, 200, 70, heads=(4, 2), d=d, dtype=dtype, splits=3 * n).check(device)
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)

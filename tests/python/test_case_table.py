@@ -1,0 +1,103 @@
+"""docs/cases.md: every case has a row; the tests that a row names exist and run where it says."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+TREE = Path(__file__).parents[2]
+ROW = re.compile(r"^\| ((?:C|D|guard )\d+) \|(.*)\|(.*)\|(.*)\|(.*)\|$", re.MULTILINE)
+TEST = re.compile(r"`(\w+\.(?:py|cpp))::([\w.]+)`")
+NOT_IN_USE = {
+    2,
+    8,
+    10,
+    17,
+    22,
+    25,
+    31,
+    34,
+    37,
+    42,
+    49,
+    57,
+    62,
+    65,
+    69,
+    76,
+    79,
+    81,
+    84,
+    90,
+    93,
+    95,
+    97,
+}
+NOT_IN_USE |= {102, 105, 108}
+IDS = [f"C{n:02}" for n in range(1, 113) if n not in NOT_IN_USE]
+IDS += [*(f"D{n:02}" for n in range(1, 19)), *(f"guard {n}" for n in range(1, 5))]
+
+
+@cache
+def places_of_python(file):
+    """name of a test -> {"CPU", "GPU"}: where it runs."""
+    tree = ast.parse((TREE / "tests/python" / file).read_text())
+    all_on_gpu = any(
+        "pytestmark" in ast.unparse(node) and "gpu" in ast.unparse(node)
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+    )
+    places = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            arguments = {argument.arg for argument in node.args.args}
+            marks = " ".join(ast.unparse(mark) for mark in node.decorator_list)
+            if all_on_gpu or "mark.gpu" in marks:
+                places[node.name] = {"GPU"}
+            else:
+                places[node.name] = (
+                    {"CPU", "GPU"} if arguments & {"device", "anywhere"} else {"CPU"}
+                )
+    return places
+
+
+@cache
+def places_of_cpp(file):
+    """The same; ctest's label is that of the executable which has the file."""
+    source = (TREE / "tests/cpp" / file).read_text()
+    text = (TREE / "tests/cpp/CMakeLists.txt").read_text()
+    label = re.search(rf"flashattn_add_test\(\w+ (cpu|gpu)\b[^)]*\b{file}", text).group(1)
+    names = re.findall(r"^TEST\((\w+), (\w+)\)", source, re.MULTILINE)
+    return {".".join(name): {label.upper()} for name in names}
+
+
+def rows():
+    return ROW.findall((TREE / "docs/cases.md").read_text())
+
+
+def test_every_case_has_one_row():
+    assert [row[0] for row in rows()] == sorted(IDS, key=order)
+
+
+def order(case):
+    return ("CDg".index(case[0]), int(re.search(r"\d+", case).group()))
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])
+def test_tests_exist_and_run_where_the_row_says(row):
+    case, kind, tests, result, note = (cell.strip() for cell in row)
+    named = TEST.findall(tests)
+    assert kind and tests.count("`") == 2 * len(named), (
+        f"{case}: expected `file::test`, got {tests}"
+    )
+    places = set()
+    for file, name in named:
+        found = places_of_python(file) if file.endswith(".py") else places_of_cpp(file)
+        assert name in found, f"{case}: {file} has no {name}"
+        places |= found[name]
+    if not named:
+        assert result == "does not apply" and note, f"{case}: neither a test nor a reason"
+    else:
+        assert result == "holds: " + ", ".join(sorted(places)), f"{case}: runs on {places}"
