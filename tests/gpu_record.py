@@ -171,6 +171,7 @@ def record(ctest_dir, pytest_arguments):
         **totals,
         "failed_tests": failed,
         "suites": ["pytest", "ctest"][: len(results)],
+        "pytest_arguments": pytest_arguments,
         **({"numbers": numbers} if numbers else {}),
         "seconds": round(time.monotonic() - started),
     }
