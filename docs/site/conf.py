@@ -27,7 +27,7 @@ extensions = [
 root_doc = "README"
 include_patterns = ["*.md", "docs/**.md", "benchmarks/README.md"]
 
-# The sidebar. A page that is in no list is a warning, and so an error.
+# The sidebar; a pattern may match nothing. A page in no list is a warning, and so an error.
 navigation = {
     "Use": [
         "docs/start",
@@ -50,11 +50,13 @@ navigation = {
     "Understand": [
         "docs/how-it-works",
         "docs/architecture",
+        "docs/performance*",
         "docs/tuning",
         "docs/cases",
         "benchmarks/README",
     ],
     "Change": ["docs/extending", "CONTRIBUTING", "CHANGELOG"],
+    "简体中文": ["README.zh-*", "docs/zh/*"],
 }
 
 myst_heading_anchors = 3
@@ -75,9 +77,17 @@ templates_path = ["templates"]
 def add_navigation(app, docname, source):
     if docname != root_doc:
         return
-    for caption, pages in navigation.items():
-        entries = "\n".join(f"/{page}" for page in pages)
-        source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{entries}\n```\n"
+    for caption, patterns in navigation.items():
+        entries = "\n".join(f"/{page}" for pattern in patterns for page in pages(pattern))
+        if entries:
+            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{entries}\n```\n"
+
+
+def pages(pattern):
+    if "*" not in pattern:
+        return [pattern]
+    found = sorted(ROOT.glob(f"{pattern}.md"))
+    return [str(path.relative_to(ROOT).with_suffix("")) for path in found]
 
 
 def setup(app):

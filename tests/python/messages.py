@@ -141,14 +141,12 @@ def _joined(alternatives):
 # C++. `refuse`, `reject` and the like build the sentence; their callers have the words.
 
 
-_SENTENCES = re.compile(r"(?<!void )\b(throw \w+|refuse|reject|check_range|check_cuda)\(")
+_SENTENCES = re.compile(r"(?<!void )\b(throw [\w:]+|refuse|reject|check_range|check_cuda)\(")
 
 
 def _of_cpp(path):
     code = re.sub(r"//.*", "", path.read_text(encoding="utf-8"))
-    for call in re.finditer(
-        r"(?<!void )\b(throw \w+|refuse|reject|check_range|check_cuda)\(", code
-    ):
+    for call in _SENTENCES.finditer(code):
         arguments = _arguments(code, call.end())
         text = _sentence(call.group(1), [_cpp_text(argument) for argument in arguments])
         yield Message(_place(path, code[: call.start()].count("\n") + 1), text)
