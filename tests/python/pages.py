@@ -61,9 +61,9 @@ class Page:
 
     @cached_property
     def anchors(self):
-        """As code hosts make them of headings."""
+        """As code hosts make them of headings, in order."""
         headings = re.findall(r"^#+ (.*)$", self.prose, re.MULTILINE)
-        return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+        return [re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings]
 
     @cached_property
     def symbols(self):

@@ -23,6 +23,7 @@ SYMBOLS = [(name, *symbol) for name, page in PAGES.items() for symbol in page.sy
 
 def test_pages_are_found():
     assert {"docs/start.md", "docs/semantics.md", "docs/options.md", *RUN_BY_OTHERS} <= set(RUN)
+    assert {"README.zh-CN.md", "docs/zh/how-it-works.md"} <= set(RUN)
     languages = {block.language for page in PAGES.values() for block in page.blocks}
     assert languages <= LANGUAGES
 
@@ -153,8 +154,9 @@ def test_site_builds_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", "-c", ROOT / "docs/site"]
     done = subprocess.run([*command, ROOT, tmp_path], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    page = (tmp_path / "docs" / "how-it-works.html").read_text(encoding="utf-8")
-    links = re.findall(r'href="\.\./files/([^"#]+)\.html#L-(\d+)"', page)
-    assert len(links) >= 30
-    for file, line in links:
-        assert f'name="L-{line}"' in (tmp_path / "files" / f"{file}.html").read_text("utf-8")
+    for name in ("docs/how-it-works.html", "docs/zh/how-it-works.html"):
+        page = (tmp_path / name).read_text(encoding="utf-8")
+        links = re.findall(r'href="(?:\.\./)+files/([^"#]+)\.html#L-(\d+)"', page)
+        assert len(links) >= 30
+        for file, line in links:
+            assert f'name="L-{line}"' in (tmp_path / "files" / f"{file}.html").read_text("utf-8")
