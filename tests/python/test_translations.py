@@ -21,7 +21,7 @@ x = 1  # one of 3
 | - | - |
 | 5 | 6 |
 
-* ![A picture](docs/figures/tiles.svg)
+* ![A picture of 7](docs/figures/tiles.svg)
 """
 CHINESE = """# 标题
 
@@ -35,7 +35,7 @@ x = 1  # 3 个中的一个
 | - | - |
 | 5 | 6 |
 
-* ![图](docs/figures/tiles.svg)
+* ![7 的图](docs/figures/tiles.svg)
 """
 
 
@@ -70,6 +70,7 @@ def test_other_words_and_their_order_are_no_difference():
         ("| 5 | 6 |\n", "", 9),
         ("5 | 6", "6 | 5", 11),
         ("tiles.svg", "pages.svg", 13),
+        ("7 ", "8 ", 13),
         ("* !", "!", 13),
     ],
 )

@@ -63,6 +63,7 @@ def _facts(page, tokens):
             yield f"link to {_place(page, token.attrs['href'])}"
         elif token.type == "image":
             yield f"picture {_place(page, token.attrs['src'])}"
+            yield from _numbers(token.content)
         elif token.type in ("em_open", "strong_open"):  # it is easily lost beside "，" and "）"
             yield token.tag
         elif token.type == "text":
