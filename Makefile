@@ -89,7 +89,7 @@ format: $(STAMPS)/requirements
 	@$(VENV_PATH); ruff check --fix . && ruff format . && $(CPP_SOURCES) | xargs clang-format -i
 
 # FLASHATTN_FUZZ_SECONDS bounds the fuzzer, 20 unless set.
-sanitize-cpu: build
+sanitize-cpu: tools
 	@$(VENV_PATH); for preset in asan tsan; do cmake --workflow --preset $$preset; done
 
 sanitize: build
