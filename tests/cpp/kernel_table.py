@@ -50,7 +50,11 @@ def counts(sass):
 def rows_of(library, compiler, cuobjdump):
     def listing(option):
         command = [cuobjdump, option, library]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        run = subprocess.run(command, check=False, capture_output=True, text=True)
+        if "does not contain device code" in run.stdout + run.stderr:
+            return ""
+        run.check_returncode()
+        return run.stdout
 
     resources = kernel_budget.kernels(listing("-res-usage"))
     rows = []
