@@ -50,6 +50,10 @@ def verdict(record, current_hash):
     if record is None:
         return False, "There is no GPU record: run `python tests/gpu_record.py` on a GPU."
     what = f"{record['passed']} tests passed on {record['gpu']}, {record['date']}"
+    options = ("--ignore", "--deselect", "-k", "--draws")
+    left_out = [a for a in record.get("pytest_arguments", []) if a.startswith(options)]
+    if left_out:
+        what += f"; not all: {' '.join(left_out)}"
     if record["content_hash"] != current_hash:
         return False, (
             f"The code in csrc/ or flashattn_ext/ has changed since the GPU record ({what}): "

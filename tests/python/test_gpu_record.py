@@ -73,6 +73,12 @@ def test_hash_keeps_name_and_content_apart(tree):
     ("record", "current", "good", "word"),
     [
         (GOOD, "a", True, "3 tests passed on H200"),
+        (
+            GOOD | {"pytest_arguments": ["-q", "--ignore=test_x.py"]},
+            "a",
+            True,
+            "all: --ignore=test_x.py",
+        ),
         (GOOD, "b", False, "has changed"),
         (None, "a", False, "no GPU record"),
         (GOOD | {"failed": 1, "failed_tests": ["test_x"]}, "a", False, "test_x"),

@@ -54,6 +54,8 @@ def test_decode_by_hand():
             "flash_fwd_splitkv_kernel", "decode", (264, 1, 1), 4, (16, 64), 4, 3, smem, None,
             Shares(tiles=512, key_blocks=65536, size=249, busy=264, cut=261),
         ),
+        # 264 records of 4 rows in 2 slices of 64 columns: 2112 warps, as many as 4 thread blocks
+        # of 4 warps on each multiprocessor.
         Launch("flash_fwd_splitkv_combine_cuts_kernel", "merge", (528, 1, 1), 4),
     )  # fmt: skip
     assert [launch.threads for launch in made.launches] == [128, 128]
