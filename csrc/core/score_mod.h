@@ -19,6 +19,9 @@ struct ScoreMod {
   bool alibi;
   float exponent_scale;  // score * exponent_scale is the exponent of e, after apply() if active
 
+  // Up to such a cap what capped_quotient loses near 0 is no more than the rounding of a score near the cap.
+  static constexpr float kSmallCap = 64.f;
+
   // -slope * |distance|, where distance = i + len_k - len_q - j.
   FA_HD static float alibi_bias(float slope, int distance) {
     return -slope * static_cast<float>(distance < 0 ? -distance : distance);
@@ -27,6 +30,15 @@ struct ScoreMod {
   FA_HD float scaled_and_capped(float raw) const {
     float const s = raw * scale;
     return softcap > 0.f ? softcap * tanh_saturating(s * inverse_softcap) : s;
+  }
+
+  // What a raw product is multiplied with for capped_quotient.
+  FA_HD float cap_exponent() const { return 2.f * kLog2e * scale * inverse_softcap; }
+
+  // softcap * tanh(s / softcap) as softcap - 2 softcap / (1 + e^(2 s / softcap)), right to 3e-7 of the cap: five
+  // instructions, for `exponent` = raw * cap_exponent().
+  FA_HD float capped_quotient(float exponent) const {
+    return softcap - 2.f * softcap * reciprocal_fast(1.f + exp2_fast(exponent));
   }
 };
 

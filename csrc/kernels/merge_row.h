@@ -104,7 +104,8 @@ __device__ MergedRow<Parts::kWidth> merge_row(Parts const& parts, int count, int
   int base = 0;
   do {  // a lane knows the weight of one part
     float const own_weight = part_weight(lse_of(base + lane), subtrahend(maximum));
-    unsigned const counted = __ballot_sync(0xffffffff, own_weight != 0.f);
+    // Also a part whose weight has become 0: what is not finite in it reaches out, as it does without splits.
+    unsigned const counted = __ballot_sync(0xffffffff, !is_empty_part(lse_of(base + lane)));
     own_total += own_weight;
     int first = 0;
     do {

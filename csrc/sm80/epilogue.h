@@ -127,10 +127,7 @@ class Epilogue {
     __syncthreads();
 
     Element* const base = static_cast<Element*>(params_.out.data);
-    QueryCopy<Traits>{}.store(smem, params_.shape.head_dim, [&](int row) {
-      int64_t const offset = rows[row].offset;
-      return Row<Element>{base + offset, offset != kNoRow};
-    });
+    QueryCopy<Traits>{}.store(smem, params_.shape.head_dim, [&](int row) { return row_at(base, rows[row].offset); });
   }
 
   // A thread's two neighbouring columns; the four threads of a row fill a 32-byte sector.

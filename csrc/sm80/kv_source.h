@@ -10,8 +10,8 @@ namespace flashattn::sm80 {
 
 // What a source of keys and values does: after open(part), start copying a block to shared memory, portion by
 // portion, first its keys, then its values. Rows outside of part.keys, which no row of the tile sees, become zeros:
-// a masked key has probability 0, but 0 · NaN would still be NaN. Without `exists` all rows do. Where has_holes(stage) is true of the block that is in a
-// stage, is_key(part, j) tells which keys below len_k do not exist.
+// a masked key has probability 0, but 0 · NaN would still be NaN. Without `exists` all rows do. Where has_holes(stage)
+// is true of the block that is in a stage, is_key(part, j) tells which keys below len_k do not exist.
 template <class Source, class Element>
 concept KvSource = requires(Source& source, Part const& part, int block, bool exists, Element* smem, int stage,
                             Portion portion, int key) {

@@ -123,6 +123,7 @@ class Mainloop {
     if (row < Traits::kBlockM) { smem_.rows[0][row].offset = query_row(params_, part, row); }
     __syncthreads();
     load_queries<kAtOnce>();
+    if (params_.score.alibi_slopes != nullptr) { share_biases(part, row); }
     cute::clear(acc_);
     softmax_.reset();
     if constexpr (kAtOnce) {
@@ -136,13 +137,21 @@ class Mainloop {
     }
   }
 
+  // Every warp reads a slot of its own, so that it may replace it without asking the others.
+  CUTE_DEVICE void share_biases(Part const& part, int row) {
+    __syncthreads();  // queries have been asked for from where the slots said
+    if (row < Traits::kBlockM) {
+      RowBias const bias = row_bias(params_.score, part.tile, row);
+      CUTE_UNROLL
+      for (int warp = 0; warp < Traits::kKeyWarps; ++warp) { smem_.rows[warp][row].bias = bias; }
+    }
+    __syncthreads();
+  }
+
   template <bool kAtOnce>
   CUTE_DEVICE void load_queries() {
     auto const* const q = static_cast<Element const*>(params_.q.data);
-    auto const row_of = [&](int row) {
-      int64_t const offset = smem_.rows[0][row].offset;
-      return Row<Element const>{q + offset, offset != kNoRow};
-    };
+    auto const row_of = [&](int row) { return row_at(q, smem_.rows[0][row].offset); };
     QueryCopy<Traits> const copy;
     if constexpr (kAtOnce) {
       copy.load(smem_.q, params_.shape.head_dim, row_of);
@@ -194,18 +203,21 @@ class Mainloop {
 
   template <class Source, class Scores>
   CUTE_DEVICE void edit(Source const& source, Part const& part, Scores& scores, int block, int stage) const {
-    bool const has_holes = source.has_holes(stage);
-    if (part.is_clean(block) && !has_holes) { return; }
+    bool const has_holes = source.has_holes(stage), is_clean = part.is_clean(block);
+    ScoreMod const mod = score_mod(params_.score);
+    if (is_clean && !has_holes && !mod.active) { return; }
     using namespace cute;
-    ScoreEditor const editor(params_, part.tile);
     int const first_key = block * Traits::kBlockN;
     Tensor const tile = make_identity_tensor(cute::Shape<typename Traits::BlockM, typename Traits::BlockN>{});
-    Tensor const coords = TiledMmaQk{}.get_thread_slice(threadIdx.x).partition_C(tile);
+    Tensor const coords = row_column_view(TiledMmaQk{}.get_thread_slice(threadIdx.x).partition_C(tile));
     Tensor view = row_column_view(scores);
-    Tensor const coords_view = row_column_view(coords);
-    editor.edit(view, coords_view, first_key);
+    if (mod.active) {
+      modify_scores(mod, view, coords, first_key,
+                    [&](int row) { return smem_.rows[Traits::key_warp()][row].bias; });
+    }
+    if (!is_clean) { mask_scores(part.tile, params_.window, view, coords, first_key); }
     if (has_holes) {
-      editor.mask_keys(view, coords_view, [&](int key) { return source.is_key(part, first_key + key); });
+      mask_keys(view, coords, [&](int key) { return source.is_key(part, first_key + key); });
     }
   }
 

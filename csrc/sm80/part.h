@@ -4,7 +4,6 @@
 #include <cute/config.hpp>
 
 #include "core/query_tile.h"
-#include "core/score_mod.h"
 
 namespace flashattn::sm80 {
 
@@ -22,7 +21,7 @@ struct Part {
   KeyRange keys;  // that some row of the tile sees
   int begin;      // key blocks [begin, end)
   int end;
-  int clean_begin;  // those in which no score needs an edit
+  int clean_begin;  // those that need no mask
   int clean_end;
   PartialOutput output;
   bool first;        // of the parts of the tile: it counts the sink
@@ -42,9 +41,8 @@ CUTE_DEVICE Part part_of(FlashFwdParams const& params, ForwardPlan const& plan, 
   part.keys = tile.visible_keys(band);
   part.begin = range.count() > 0 ? range.begin : -1;
   part.end = range.count() > 0 ? range.end : 0;
-  bool const edits_all = score_mod(params.score).active;
   part.clean_begin = range.clean_begin;
-  part.clean_end = edits_all ? range.clean_begin : range.clean_end;
+  part.clean_end = range.clean_end;
   part.output = output;
   part.first = first;
   part.list_end = 0;

@@ -4,11 +4,31 @@
 
 #include "core/query_tile.h"
 #include "sm80/part.h"
+#include "sm80/tile_copy.h"
 
 namespace flashattn::sm80 {
 
 // The offset of a row that the tile does not have.
 constexpr int64_t kNoRow = INT64_MIN;
+
+// What ALiBi knows of a row: its slope, and the key that its query is level with.
+struct RowBias {
+  float slope;
+  int diagonal;
+};
+
+CUTE_DEVICE RowBias row_bias(Score const& score, QueryTile const& tile, int row) {
+  if (!tile.has_row(row)) { return {0.f, 0}; }
+  float const* const slopes = score.alibi_slopes + tile.seq.batch * score.alibi_batch_stride;
+  return {slopes[tile.head(row)], tile.token(row) + tile.seq.len_k - tile.seq.len_q};
+}
+
+// The row at `offset`, or none.
+template <class Element>
+CUTE_DEVICE Row<Element> row_at(Element* data, int64_t offset) {
+  bool const exists = offset != kNoRow;
+  return {data + (exists ? offset : 0), exists};
+}
 
 // Elements before the row in q.
 CUTE_DEVICE int64_t query_row(FlashFwdParams const& params, Part const& part, int row) {

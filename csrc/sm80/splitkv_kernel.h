@@ -16,7 +16,8 @@ struct SplitkvStorage {
   typename WorkSearch<Traits::kThreads>::Storage search;
 };
 
-// The first kernel of a call is there before the one in front of it has ended, and waits for that. The decode kernel
+// The first kernel of a call is there before the one in front of it has ended, and waits for that; unless a chunk kernel
+// comes behind it, which does not wait itself and so has to find everything before the call complete. The decode kernel
 // and the chunk kernel of a call run side by side, and the merge waits for both: it waits for the chunk kernel, one
 // thread block of which waits for the decode kernel.
 template <class Traits, Role kRole>
@@ -48,8 +49,9 @@ void launch_splitkv(FlashSplitkvParams const& params, SplitkvPlan const& plan, c
     check_grid("flash_fwd_splitkv", tiles);
     grid = dim3(static_cast<unsigned>(tiles), is_chunk ? plan.chunk_split.splits : plan.split.splits);
   }
+  bool const overlap = kArch >= 90 && (is_chunk || !plan.may_chunk);
   launch("flash_fwd_splitkv", flash_fwd_splitkv_kernel<Traits, kRole>, grid, Traits::kThreads,
-         sizeof(SplitkvStorage<Traits>), stream, /*overlap=*/kArch >= 90, params, plan);
+         sizeof(SplitkvStorage<Traits>), stream, overlap, params, plan);
 }
 
 }  // namespace flashattn::sm80

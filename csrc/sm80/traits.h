@@ -6,7 +6,7 @@
 
 #include "core/tile_table.h"
 #include "flashattn/params.h"
-#include "sm80/part.h"
+#include "sm80/query_rows.h"
 
 namespace flashattn::sm80 {
 
@@ -87,10 +87,11 @@ struct ForwardTraits {
     CUTE_DEVICE void set_factor(float factor) { sum = factor; }
   };
 
-  // What is known of a row in each of the warps that share it, one after the other: where its queries lie (query_rows.h);
-  // its state; where its output goes. The first and the last only in the first warp.
+  // What is known of a row in each of the warps that share it, one after the other: where its queries lie
+  // (query_rows.h); its bias, if the call has ALiBi; its state; where its output goes. Places only in the first warp.
   union RowSlot {
     int64_t offset;
+    RowBias bias;
     RowState state;
   };
 

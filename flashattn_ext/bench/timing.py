@@ -13,8 +13,7 @@ from torch import Tensor
 WARM_UPS = 3
 LEAST_SAMPLES, MOST_SAMPLES = 15, 200
 HOST_WINDOW = 100  # calls; a GPU queues some thousand launches before it makes its host wait
-QUICK = 200.0  # below this, launching may take longer than running
-DELAY_CYCLES = 300_000  # some 150 us of a GPU's clock
+DELAY_CYCLES = 300_000  # some 150 us of a GPU's clock, in which any eager call is launched
 
 
 class Spread(NamedTuple):
@@ -85,14 +84,13 @@ def host_times(
 def event_times(
     run: Callable[..., object], rotation: Sequence[tuple[Tensor, ...]], seconds: float
 ) -> Spread:
-    """Between two events around an eager call. Before a call that is over quickly the device is
-    kept busy, so that launching is over too when the first event happens."""
+    """Between two events around an eager call. The device is kept busy before, so that launching
+    is over when the first event happens: what the host does is `host_times`' matter."""
     arguments = rotation[0]
 
-    def sample(delay: bool) -> float:
+    def sample() -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        if delay:
-            torch.cuda._sleep(DELAY_CYCLES)
+        torch.cuda._sleep(DELAY_CYCLES)
         start.record()
         run(*arguments)
         end.record()
@@ -100,9 +98,9 @@ def event_times(
         milliseconds: float = start.elapsed_time(end)
         return milliseconds * 1e3
 
-    warm = [sample(delay=False) for _ in range(WARM_UPS)]
-    quick = warm[-1] < QUICK
-    return repeat(lambda: sample(quick), seconds, least=10)
+    for _ in range(WARM_UPS):
+        sample()
+    return repeat(sample, seconds, least=10)
 
 
 def graph_times(
