@@ -39,6 +39,9 @@ constexpr int smem_of_multiprocessor(int arch) {
   return arch >= 90 ? 228 * 1024 : 164 * 1024;
 }
 
+// Query tiles in shared memory. Where loads run ahead and tiles are small, all that the stages can belong to.
+constexpr int query_buffers(TileShape tile) { return tile.m <= 16 ? tile.stages : 1; }
+
 // Q, then the stages of K and V, 2 bytes an element; 8 bytes for every row in each of the warps that share it; the
 // parts that the block is at; and where the keys of two blocks of a cache lie, which have up to 64 keys. The output
 // reuses the rest.
@@ -46,7 +49,7 @@ constexpr int smem_bytes(TileShape tile, int head_dim) {
   int const rows = 8 * tile.key_warps * tile.m;
   int const parts = 120 * tile.stages;
   int const keys = tile.n <= 64 ? 32 * tile.n : 0;
-  return 2 * head_dim * (tile.m + 2 * tile.stages * tile.n) + rows + parts + keys + 256;
+  return 2 * head_dim * (query_buffers(tile) * tile.m + 2 * tile.stages * tile.n) + rows + parts + keys + 256;
 }
 
 // Measured on an H200 (2026-11-29, docs/tuning.md). 32 query rows per warp halve the traffic of keys

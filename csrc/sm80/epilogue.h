@@ -41,7 +41,7 @@ class Epilogue {
     } else if (part_.output.out != nullptr) {
       store_partial(acc, smem.rows[0]);
     } else {
-      store_rounded(acc, smem.rows[0], smem.q);
+      store_rounded(acc, smem.rows[0], smem.q[0]);
     }
   }
 

@@ -32,9 +32,13 @@ class KvFeed {
   // The values of the block whose keys were loaded last.
   CUTE_DEVICE void load_v(Element* smem, Portion portion) { source_.load_v(block_ + 1, has_block_, smem, portion); }
 
-  // Keys and values of the next block, if there is one, be it of the next part.
-  CUTE_DEVICE void load_block(Element* smem_k, Element* smem_v, int stage) {
-    if (block_ < begin_ && !open_part()) { return; }
+  // Keys and values of the next block, if there is one, be it of the next part, of which opened(part) is told first.
+  template <class Opened>
+  CUTE_DEVICE void load_block(Element* smem_k, Element* smem_v, int stage, Opened const& opened) {
+    if (block_ < begin_) {
+      if (!open_part()) { return; }
+      opened(ring_[(opened_ - 1) % Traits::kParts]);
+    }
     source_.load_block(block_, smem_k, smem_v, stage);
     --block_;
   }
@@ -43,6 +47,11 @@ class KvFeed {
   CUTE_DEVICE Part const* next_part() {
     return attended_ < opened_ ? &ring_[attended_++ % Traits::kParts] : nullptr;
   }
+
+  CUTE_DEVICE int slot_of(Part const& part) const { return static_cast<int>(&part - ring_); }
+  CUTE_DEVICE bool opened_first() const { return opened_ == 1; }
+  // Whether no part waits between the newest one and those that next_part() gave.
+  CUTE_DEVICE bool opened_next() const { return opened_ == attended_ + 1; }
 
   CUTE_DEVICE Source const& source() const { return source_; }
 

@@ -50,7 +50,9 @@ class Mainloop {
     if (part == nullptr) { return; }
     auto& stage = smem_.stages[0];
     feed.load_k(stage.k, 0, Portion{});
-    start</*kAtOnce=*/false>(*part);
+    load_queries(*part);
+    if constexpr (Traits::kTile.q_in_registers) { wait_for_block<0>(); }
+    start(*part);
     for (int block = part->end - 1; block >= part->begin; --block) {
       wait_for_block<0>();
       auto scores = multiply_qk(stage.k, [&](Portion portion) { feed.load_v(stage.v, portion); });
@@ -62,7 +64,7 @@ class Mainloop {
   }
 
   // Several stages: while one block is computed, all others are being filled, if need be with blocks of parts
-  // to come. A block is one cp.async group.
+  // to come. A block is one cp.async group, and the first of a part has the queries in it.
   template <class Feed, class Finish>
   CUTE_DEVICE void run_ahead(Feed& feed, Finish const& finish) {
     constexpr int kAhead = Traits::kStages - 1;  // blocks
@@ -84,11 +86,16 @@ class Mainloop {
         part = feed.next_part();
         if (part == nullptr) { break; }
         block = part->end - 1;
-        start</*kAtOnce=*/true>(*part);
-      }
-      if (fresh > 0) {
-        wait_for_block<kAhead>();
-        fresh = 0;
+        if (fresh > 0) {
+          wait_for_block<kAhead>();
+          fresh = 0;
+        }
+        if constexpr (Traits::kQueryBuffers > 1) {
+          query_buffer_ = feed.slot_of(*part);
+        } else if (!part->has_queries) {
+          load_queries_at_once(*part);
+        }
+        start(*part);
       }
       int const current = after(filled);
       auto& stage = smem_.stages[current];
@@ -112,25 +119,50 @@ class Mainloop {
 
   template <class Feed>
   CUTE_DEVICE void load_block(Feed& feed, int stage) {
-    feed.load_block(smem_.stages[stage].k, smem_.stages[stage].v, stage);
+    feed.load_block(smem_.stages[stage].k, smem_.stages[stage].v, stage,
+                    [&](Part& part) { load_queries_ahead(feed, part); });
     cute::cp_async_fence();
   }
 
-  // Asynchronous loads are awaited in order: queries would wait for keys that run ahead of them.
-  template <bool kAtOnce>
-  CUTE_DEVICE void start(Part const& part) {
+  // Before the first keys of the part: behind what is in flight already, queries that are asked for when they are
+  // needed would come last, and memory would have nothing to do in the meantime.
+  template <class Feed>
+  CUTE_DEVICE void load_queries_ahead(Feed& feed, Part& part) {
+    if constexpr (Traits::kQueryBuffers == 1) {
+      // The queries of the part that is computed are in registers, and its output does not pass through their memory.
+      constexpr bool kReuse = Traits::kTile.q_in_registers && Traits::kKeyWarps > 1;
+      if (!feed.opened_first() && !(kReuse && feed.opened_next())) { return; }
+    }
+    Element* const buffer = smem_.q[Traits::kQueryBuffers > 1 ? feed.slot_of(part) : 0];
+    QueryCopy<Traits>{}.load_async(buffer, params_.shape.head_dim, Portion{}, found_row(part));
+    if (threadIdx.x == 0) { part.has_queries = true; }
+  }
+
+  CUTE_DEVICE void load_queries_at_once(Part const& part) {
+    QueryCopy<Traits>{}.load(smem_.q[0], params_.shape.head_dim, found_row(part));
+    __syncthreads();
+  }
+
+  // Of few rows each thread finds those that it copies pieces of.
+  CUTE_DEVICE auto found_row(Part const& part) const {
+    return [&](int row) { return row_at(queries(), query_row(params_, part, row)); };
+  }
+
+  // Many rows are found by a thread each.
+  CUTE_DEVICE void load_queries(Part const& part) {
     int const row = threadIdx.x;
     if (row < Traits::kBlockM) { smem_.rows[0][row].offset = query_row(params_, part, row); }
     __syncthreads();
-    load_queries<kAtOnce>();
-    if (params_.score.alibi_slopes != nullptr) { share_biases(part, row); }
+    QueryCopy<Traits>{}.load_async(smem_.q[0], params_.shape.head_dim, Portion{},
+                                   [&](int row) { return row_at(queries(), smem_.rows[0][row].offset); });
+  }
+
+  CUTE_DEVICE Element const* queries() const { return static_cast<Element const*>(params_.q.data); }
+
+  CUTE_DEVICE void start(Part const& part) {
+    if (params_.score.alibi_slopes != nullptr) { share_biases(part, threadIdx.x); }
     cute::clear(acc_);
     softmax_.reset();
-    if constexpr (kAtOnce) {
-      __syncthreads();
-    } else if constexpr (Traits::kTile.q_in_registers) {
-      wait_for_block<0>();
-    }
     if constexpr (Traits::kTile.q_in_registers) {
       CUTE_UNROLL
       for (int slice = 0; slice < cute::size<2>(q_); ++slice) { fetch_q(slice); }
@@ -148,18 +180,6 @@ class Mainloop {
     __syncthreads();
   }
 
-  template <bool kAtOnce>
-  CUTE_DEVICE void load_queries() {
-    auto const* const q = static_cast<Element const*>(params_.q.data);
-    auto const row_of = [&](int row) { return row_at(q, smem_.rows[0][row].offset); };
-    QueryCopy<Traits> const copy;
-    if constexpr (kAtOnce) {
-      copy.load(smem_.q, params_.shape.head_dim, row_of);
-    } else {
-      copy.load_async(smem_.q, params_.shape.head_dim, Portion{}, row_of);
-    }
-  }
-
   // What is loaded beside slice `slice` of a product. Where a slice has many MMAs, the loads are spread over the first
   // half of the slices; where a warp has 16 rows, that would keep the tensor cores waiting for data (measured on an
   // H200, docs/tuning.md, 2026-11-30).
@@ -170,7 +190,7 @@ class Mainloop {
 
   CUTE_DEVICE void fetch_q(int slice) {
     using namespace cute;
-    Tensor const sQ = make_tensor(make_smem_ptr(smem_.q), typename Traits::SmemLayoutQ{});
+    Tensor const sQ = make_tensor(make_smem_ptr(smem_.q[query_buffer_]), typename Traits::SmemLayoutQ{});
     auto const copy_q = make_tiled_copy_A(typename Traits::LoadMatrix{}, TiledMmaQk{});
     auto const thread_copy_q = copy_q.get_thread_slice(threadIdx.x);
     Tensor const tSsQ = thread_copy_q.partition_S(sQ);
@@ -250,6 +270,7 @@ class Mainloop {
   RowSoftmax<kRows> softmax_;
   Accumulator acc_;
   QueryFragment q_;  // filled once, or slice by slice at each use
+  int query_buffer_ = 0;
 };
 
 }  // namespace flashattn::sm80

@@ -25,6 +25,7 @@ struct Part {
   int clean_end;
   PartialOutput output;
   bool first;        // of the parts of the tile: it counts the sink
+  bool has_queries;  // they were asked for before its first keys
   int64_t list_end;  // decode: its end in the list of work
 
   CUTE_DEVICE bool is_clean(int block) const { return block >= clean_begin && block < clean_end; }
@@ -45,6 +46,7 @@ CUTE_DEVICE Part part_of(FlashFwdParams const& params, ForwardPlan const& plan, 
   part.clean_end = range.clean_end;
   part.output = output;
   part.first = first;
+  part.has_queries = false;
   part.list_end = 0;
   return part;
 }

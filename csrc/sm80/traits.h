@@ -97,6 +97,8 @@ struct ForwardTraits {
 
   // The block that is computed and those that are being loaded may each belong to a part of its own.
   static constexpr int kParts = kStages;
+  static constexpr int kQueryBuffers = query_buffers(kTile);
+  static_assert(kQueryBuffers == 1 || kQueryBuffers == kParts);
 
   struct Stage {
     alignas(128) Element k[kBlockN * kHeadDim];
@@ -110,7 +112,7 @@ struct ForwardTraits {
   };
 
   struct SharedStorage {
-    alignas(128) Element q[kBlockM * kHeadDim];  // or the output
+    alignas(128) Element q[kQueryBuffers][kBlockM * kHeadDim];  // or the output
     Stage stages[kStages];
     RowSlot rows[kKeyWarps][kBlockM];  // of the part that is attended to
     Part parts[kParts];  // in shared memory, because the main loop needs the registers
