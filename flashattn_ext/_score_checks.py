@@ -26,7 +26,8 @@ def check_score(
     """Returns (scale, left, right, softcap) as the operators take them."""
     scale = head_dim**-0.5 if softmax_scale is None else finite("softmax_scale", softmax_scale)
     left = right = -1
-    if window_size is not OPEN_WINDOW:
+    # torch 2.10's dynamo cannot trace `is not` of tuples.
+    if is_dynamo_compiling() or window_size is not OPEN_WINDOW:
         left, right = check_window(window_size)
     if causal is not False:
         if causal is not True:

@@ -112,6 +112,18 @@ def test_c104_bound_is_an_upper_bound_under_compile(device):
         assert torch.equal(result[0], out) and torch.equal(result[1], lse)
 
 
+@pytest.mark.parametrize("options", [{}, {"window_size": (5, 2)}], ids=["defaults", "window"])
+def test_compile_of_the_function_itself(options, device):
+    """Its defaults are then the graph's, in which torch 2.10 does not compare identities."""
+    torch._dynamo.reset()
+    function = flashattn_ext.flash_fwd
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
+    for sizes in ((20, 30), (21, 31)):
+        call = dense(2, *sizes).build(device)
+        out = compiled(call.q, call.k, call.v, **options)
+        assert torch.equal(out, function(call.q, call.k, call.v, **options))
+
+
 def test_compile_with_out(device):
     """The mutation of `out` survives functionalisation; odd head dims too."""
     torch._dynamo.reset()
