@@ -8,6 +8,7 @@ the source tree, so that only the wheel can be what they import. --python takes 
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -32,6 +33,7 @@ def main():
     wheel = arguments.wheel.resolve()
     facts = check_contents(wheel)
     print(f"{wheel.name}: {megabytes(wheel.stat().st_size)}, unpacked {megabytes(facts['bytes'])}")
+    print(f"_C.so: {megabytes(facts['library'])}")
     print(f"kernels: {facts['archs']}; head dims {facts['head_dims']}")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -64,6 +66,7 @@ def check_contents(wheel):
     archs = ", ".join(f"sm_{arch}" for arch in build["cuda_archs"])
     return {
         "bytes": sum(info.file_size for info in infos),
+        "library": next(info.file_size for info in infos if info.filename.endswith("/_C.so")),
         "archs": archs or f"none, {build['cuda_off_reason']}",
         "head_dims": ", ".join(map(str, build["head_dims"])) or "–",
     }
@@ -87,21 +90,27 @@ def check_environment(wheel, torch, python, folder):
     python = environment / "bin" / "python"
     run(python, "-m", "pip", "--disable-pip-version-check", "install", "-q", torch, wheel, *NEEDED)
     shutil.copytree(ROOT / "tests" / "python", work)
-    versions, has_gpu = run(python, "-c", ASK, cwd=work).splitlines()
+    versions, has_gpu = run(python, "-c", ASK, cwd=work).splitlines()[-2:]  # behind warnings
     print(f"\n{versions}, installed in {time.monotonic() - start:.0f} s")
     print(run(python, "-m", "flashattn_ext.info", cwd=work).splitlines()[-1], flush=True)
     files = [f"test_{name}.py" for name in TESTS]
     options = ["-q", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml"]
     options += [] if has_gpu == "True" else ["-m", "not gpu"]
-    result = run(python, "-m", "pytest", *options, *files, cwd=work).splitlines()[-1]
-    passed, seconds = re.search(r"(\d+) passed.* in ([\d.]+)s", result).groups()
-    print(f"{passed} tests passed in {float(seconds):.0f} s", flush=True)
-    return f"| {versions} | {passed} passed | {float(seconds):.0f} |"
+    passed, seconds = outcome(run(python, "-m", "pytest", *options, *files, cwd=work))
+    print(f"{passed} tests passed in {seconds:.0f} s", flush=True)
+    return f"| {versions} | {passed} passed | {seconds:.0f} |"
+
+
+def outcome(output):
+    """(tests passed, seconds) of pytest's closing line, which others may follow."""
+    passed, seconds = re.findall(r"^(\d+) passed.* in ([\d.]+)s", output, re.MULTILINE)[-1]
+    return int(passed), float(seconds)
 
 
 def run(*command, cwd=None):
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd, env=environ
     )
     if done.returncode != 0:
         sys.exit(f"{done.stdout}\nerror: {' '.join(map(str, command))} failed")

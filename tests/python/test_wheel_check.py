@@ -37,7 +37,7 @@ def test_a_wheel_of_the_package_and_nothing_else(tmp_path):
         facts = wheel_check.check_contents(write_wheel(tmp_path, without))
         assert facts["archs"] == "sm_80, sm_90" and facts["head_dims"] == "64, 128"
     sources = len(list(ROOT.glob("flashattn_ext/**/*.py")))
-    assert facts["bytes"] == 5 * (sources + 2) + len(json.dumps(BUILD))
+    assert facts["bytes"] == 5 * (sources + 2) + len(json.dumps(BUILD)) and facts["library"] == 5
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,17 @@ def test_a_wheel_of_the_package_and_nothing_else(tmp_path):
 def test_another_wheel_is_refused(change, message, tmp_path):
     with pytest.raises(SystemExit, match=message):
         wheel_check.check_contents(write_wheel(tmp_path, **change))
+
+
+def test_closing_line_of_pytest():
+    output = "1 passed before\n2079 passed, 3 skipped, 14 warnings in 85.34s (0:01:25)\n[W] x\n"
+    assert wheel_check.outcome(output) == (2079, 85.34)
+
+
+def test_programs_see_no_source_tree(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "nowhere"))
+    paths = wheel_check.run(sys.executable, "-c", "import sys; print(*sys.path)")
+    assert "nowhere" not in paths and "python3" in paths
 
 
 def test_files_of_the_tests_exist():
