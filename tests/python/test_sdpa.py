@@ -110,6 +110,26 @@ def test_results_of_the_cuda_operator():
     assert state.dtype == offset.dtype == torch.uint64
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_results_of_the_cuda_operator_are_like_torchs(layout, served):
+    """Strides, which compiled graphs count on, and the log-sum-exp that torch's backward takes."""
+    operator = torch.ops.aten._scaled_dot_product_flash_attention.default
+    q, k, v = make("cuda", torch.bfloat16)
+    if layout == "bshd":
+        q = q.transpose(1, 2).contiguous().transpose(1, 2)
+    torchs = operator(q, k, v, 0.0, True)
+    with flashattn_ext.activate_sdpa():
+        ours = operator(q, k, v, 0.0, True)
+    assert served == ["flash_fwd"] and len(ours) == len(torchs)
+    for mine, theirs in zip(ours[:2], torchs[:2], strict=True):
+        assert (mine.shape, mine.stride(), mine.dtype) == (
+            theirs.shape, theirs.stride(), theirs.dtype,
+        )  # fmt: skip
+    torch.testing.assert_close(ours[1], torchs[1], atol=1e-4, rtol=1e-4)
+    assert ours[4:6] == torchs[4:6]
+
+
 def test_the_cuda_kernel_leaves_debug_masks_to_torch():
     q, k, v = make("cpu", torch.bfloat16)
     calls = []
