@@ -7,6 +7,9 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+from flashattn_ext.bench.devices import device_of
+from flashattn_ext.bench.grids import SUITES
+from flashattn_ext.bench.options import given_shape, parser
 from pages import ROOT, Page, all_pages, definition
 
 PAGES = {page.name: page for page in all_pages()}
@@ -81,6 +84,30 @@ def test_command_runs(command):
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=environ)
     assert done.returncode == 0 and done.stdout, done.stderr
+
+
+BENCH = {
+    words.strip()
+    for page in PAGES.values()
+    for words in re.findall(r"python -m flashattn_ext\.bench ([^`#|\n]*)", page.text)
+} - {"", "--help", "SUITE …"}
+
+
+@pytest.mark.parametrize("words", sorted(BENCH))
+def test_benchmark_has_cases(words):
+    """In blocks and in sentences; most of it is measured on a GPU."""
+    arguments = parser().parse_args(words.split())
+    assert arguments.suites
+    for suite in (SUITES[name] for name in arguments.suites):
+        assert suite.cases(device_of(suite), given_shape(arguments), arguments.case)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_cmake_lines_are_those_of_the_example(name):
+    """Which ctest builds against an installed library."""
+    example = (ROOT / "examples/cpp/CMakeLists.txt").read_text(encoding="utf-8").splitlines()
+    for block in (block for block in PAGES[name].blocks if block.language == "cmake"):
+        assert {line.replace("engine", "attention") for line in block.lines} <= set(example)
 
 
 @pytest.mark.parametrize("name", PAGES)
