@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -91,9 +92,11 @@ def read_junit(path):
 
 
 def read_numbers(path):
-    """What tests of pytest say of themselves through record_property: name -> number."""
-    found = ElementTree.parse(path).iter("property") if path.exists() else ()
-    return {item.get("name"): int(item.get("value")) for item in found}
+    """What tests of pytest say of themselves through record_property: name -> sum of the numbers."""
+    numbers = Counter()
+    for item in ElementTree.parse(path).iter("property") if path.exists() else ():
+        numbers[item.get("name")] += int(item.get("value"))
+    return dict(numbers)
 
 
 def run_suite(command, report):

@@ -45,13 +45,15 @@ def _what_supports_says(function, arguments):
 
 
 @pytest.mark.parametrize(("situation", "name"), CASES)
-def test_refused_by_name(situation, name, anywhere):
+def test_refused_by_name(situation, name, anywhere, record_property):
     function, make = CALLS[situation]
     kinds = spoils(name, make(anywhere))
     found = [problem(situation, name, kind, make(anywhere)) for kind in kinds]
     found = [text for text in found if text]
     assert not found, "\n".join(found)
     function(**make(anywhere))
+    refused = sum(outcome(situation, name, kind) is not SERVED for kind in kinds)
+    record_property(f"bad inputs refused on {anywhere}", refused)
 
 
 # What is not served (test_flash_attn_names_kvcache.py), and the other name of page_table.

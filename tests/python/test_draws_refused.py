@@ -55,7 +55,7 @@ def refusal(function, given):
 
 
 @pytest.mark.parametrize("chunk", range(2))
-def test_spoilt_calls(chunk, device):
+def test_spoilt_calls(chunk, device, record_property):
     refused = served = 0
     for n in range(chunk, CALLS, 2):
         made = spoilt(n, device)
@@ -72,6 +72,7 @@ def test_spoilt_calls(chunk, device):
         names = re.match(r"[a-z_, ]+(?=: )", message)
         assert names and set(names.group().split(", ")) <= set(given), f"{n}: {what}: {message}"
     assert refused > 2 * served > 0
+    record_property(f"spoilt calls refused on {device}", refused)
 
 
 def test_supports_says_yes_to_drawn_calls(device):

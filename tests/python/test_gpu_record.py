@@ -110,7 +110,10 @@ PYTEST_XML = """<testsuites><testsuite><testcase classname="m" name="good"/>
 <testcase classname="m" name="broken"><error>no</error></testcase>
 <testcase classname="m" name="left"><skipped/></testcase></testsuite></testsuites>"""
 PYTEST_PROPERTIES = """<testsuite><testcase classname="m" name="good"><properties>
-<property name="drawn calls: merge" value="20000"/></properties></testcase></testsuite>"""
+<property name="drawn calls: merge" value="20000"/></properties></testcase>
+<testcase classname="m" name="a"><properties><property name="refused" value="5"/></properties>
+</testcase><testcase classname="m" name="b"><properties><property name="refused" value="7"/>
+</properties></testcase></testsuite>"""
 CTEST_XML = """<testsuite><testcase name="good" status="run"/><testcase name="bad" status="fail">
 <failure/></testcase><testcase name="left" status="notrun"/></testsuite>"""
 
@@ -131,8 +134,8 @@ def test_numbers_of_tests_are_read(tmp_path):
     report = tmp_path / "report.xml"
     assert gpu_record.read_numbers(report) == {}
     report.write_text(PYTEST_PROPERTIES)
-    assert gpu_record.read_numbers(report) == {"drawn calls: merge": 20000}
-    assert gpu_record.read_junit(report) == ({"passed": 1, "failed": 0, "skipped": 0}, [])
+    assert gpu_record.read_numbers(report) == {"drawn calls: merge": 20000, "refused": 12}
+    assert gpu_record.read_junit(report) == ({"passed": 3, "failed": 0, "skipped": 0}, [])
 
 
 @pytest.mark.parametrize("writes_report", [False, True])
