@@ -240,7 +240,7 @@ TEST(SplitkvCalls, HostileLengthsStayInsideTheTensors) {
   }
 }
 
-TEST(SplitkvCalls, AMissingWorkspaceIsRefused) {
+TEST(SplitkvCalls, C39AMissingWorkspaceIsRefused) {
   SKIP_WITHOUT_GPU();
   for (bool rotary : {false, true}) {
     CacheCase c = append_case(rotary ? 16 : 0, false);

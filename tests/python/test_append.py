@@ -180,7 +180,7 @@ def test_new_tokens_for_a_cache_row_that_does_not_exist(rows, device):
     assert changed.nonzero().flatten().tolist() == [1 + rows[1]]
 
 
-def test_rotary_positions_beyond_the_tables(device):
+def test_d02_rotary_positions_beyond_the_tables(device):
     """D02: a length on the device that leads past the tables reads nothing behind them."""
     call = dense_cache(2, 60, 10, new=2, rotary=1.0, causal=True).build(device)
     o = call.options

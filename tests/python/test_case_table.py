@@ -97,6 +97,9 @@ def test_tests_exist_and_run_where_the_row_says(row):
         found = places_of_python(file) if file.endswith(".py") else places_of_cpp(file)
         assert name in found, f"{case}: {file} has no {name}"
         places |= found[name]
+    if case[0] in "CD" and named:
+        names = " ".join(f"_{name.split('.')[-1]}" for _, name in named)
+        assert re.search(rf"_{case}(?!\d)", names, re.IGNORECASE), f"{case}: no test of that name"
     if not named:
         assert result == "does not apply" and note, f"{case}: neither a test nor a reason"
     else:

@@ -108,7 +108,7 @@ GPUS = {16: Gpu("small", 86, 16), 76: Gpu("76", 89, 76), 108: "A100", 132: "H200
 
 @pytest.mark.parametrize("heads_kv", [64, 8])
 @pytest.mark.parametrize("multiprocessors", GPUS)
-def test_c43_workspace_of_the_documented_size(multiprocessors, heads_kv, default_build):
+def test_c43_d16_workspace_of_the_documented_size(multiprocessors, heads_kv, default_build):
     """2 S m (d + 1) 4 bytes and less than 100 a tile, whatever the batch: no gigabytes."""
     call = dict(batch=4096, heads=64, heads_kv=heads_kv, head_dim=128, seqlen_q=[1] * 4096)
     made = plan(**call, seqlen_k=4096, cache="contiguous", gpu=GPUS[multiprocessors])
@@ -149,7 +149,7 @@ def test_c45_chosen_numbers_of_splits_are_right(d, device, default_build):
         call.compare(*call.run(num_splits=splits))
 
 
-def test_c66_a_bound_below_the_longest(device, monkeypatch):
+def test_c66_d06_a_bound_below_the_longest(device, monkeypatch):
     """Keys: the bound plays no part. Queries: nothing outside of the results is touched, and
     sequences within the bound are right."""
     monkeypatch.delenv("FLASHATTN_EXT_CHECK", raising=False)

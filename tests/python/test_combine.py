@@ -101,7 +101,7 @@ def test_packed_parts(rows, d, device):
         check(flash_combine(out, lse), out, lse, F32)
 
 
-def test_strides_of_parts_and_of_out(device):
+def test_c35_strides_of_parts_and_of_out(device):
     """C35: parts with padded rows; parts as transposed views; an expanded part; a strided out."""
     out, lse = parts(4, (2, 9, 3), 64, device)
     padded = torch.full((4, 2, 11, 4, 72), torch.nan, device=device)[:, :, :9, :3, :64]

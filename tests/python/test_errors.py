@@ -225,7 +225,7 @@ def test_c68_negative_windows_with_causal(anywhere):
 
 @pytest.mark.parametrize("is_packed", [False, True], ids=["dense", "packed"])
 @pytest.mark.parametrize("pair", [(3, 2), (33, 2), (2, 4), (4, 0), (9, 6)], ids=str)
-def test_c85_query_heads_not_a_multiple(pair, is_packed, anywhere):
+def test_c85_d14_query_heads_not_a_multiple(pair, is_packed, anywhere):
     arguments = Arguments(anywhere, is_packed)
     outer = () if is_packed else (2,)
     k = arguments.empty(*outer, 32, pair[1], 64)

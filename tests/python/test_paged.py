@@ -157,7 +157,7 @@ def test_c47_table_of_exactly_the_columns(device):
         call.compare(*call.run())
 
 
-def test_c48_exact_table_of_many_sequences(device):
+def test_c48_d07_exact_table_of_many_sequences(device):
     lengths = [(1, 1 + 7 * n % 200) for n in range(253)] + [(1, 200)]
     for is_packed in (False, True):
         options = {"heads": (2, 1), "d": 32, "page": 16, "room": 0, "tail": 0}
