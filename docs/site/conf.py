@@ -51,6 +51,7 @@ navigation = {
         "docs/how-it-works",
         "docs/architecture",
         "docs/performance*",
+        "docs/accuracy",
         "docs/tuning",
         "docs/cases",
         "benchmarks/README",
