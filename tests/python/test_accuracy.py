@@ -19,7 +19,7 @@ def read(path):
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_kept_results(path):
-    """The page has the results' table and plots; we are never worse than the formula in the type."""
+    """The page has the results' table and plots; nowhere is PyTorch in the type better."""
     found = read(path)
     assert accuracy.table(found) in PAGE.text and f"results/{path.name}" in PAGE.text
     plots = f"docs/figures/accuracy/{path.stem.split('-')[-2]}/{{}}.png"

@@ -71,7 +71,11 @@ def test_all_scores_equal(dtype, way, device):
 @pytest.mark.parametrize("place", [0, 63, 64, 150, KEYS - 1])
 def test_one_score_above_all_others(place, dtype, way, device):
     """By so much that the result is its value."""
-    q, k, v = full(5, 1.0, dtype, device), full(KEYS, 0.0, dtype, device), normal(KEYS, dtype, device)
+    q, k, v = (
+        full(5, 1.0, dtype, device),
+        full(KEYS, 0.0, dtype, device),
+        normal(KEYS, dtype, device),
+    )
     k[place] = 1.0
     out, lse = attention(way, q, k, v)
     assert torch.equal(out, v[place].expand_as(out)) and (lse == D).all()
@@ -114,7 +118,7 @@ def test_infinite_values(place, dtype, way, device):
 @pytest.mark.parametrize("place", [0, 150, KEYS - 1])
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf])
 def test_infinite_keys(value, place, dtype, way, device):
-    """A query whose product is +inf has no result; one whose product is -inf does without the key."""
+    """A query whose score is +inf has no result; one whose score is -inf does without the key."""
     q, k, v = (normal(n, dtype, device, seed) for seed, n in enumerate((6, KEYS, KEYS)))
     q[:, 0, 5] = torch.tensor([1, -1, 1, -1, 1, -1])
     k[place, 0, 5] = value

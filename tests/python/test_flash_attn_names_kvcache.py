@@ -5,7 +5,8 @@ import inspect
 import pytest
 import torch
 from caches import dense_cache, packed_cache
-from test_flash_attn_names import compare, parameters, score_of
+from flash_attn_calls import compare, score_of
+from test_flash_attn_signatures import parameters
 
 import flashattn_ext.flash_attn_interface as flash_attn
 
