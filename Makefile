@@ -1,7 +1,8 @@
 # make demo          a language model writes text on flashattn_ext and on torch's attention
 # make test          pytest and ctest; without a GPU also a compile check of the CUDA kernels (nvcc)
-# make lint          ruff, mypy and clang-format; make format does what two of them ask for
+# make lint          ruff, mypy, clang-format, clang-tidy; make format does what two of them ask for
 # make sanitize-cpu  ctest of the CPU backend under ASan, UBSan and TSan; a fuzzer of the C++ API
+# make coverage      which lines of the package and of the host C++ the tests run
 # make sanitize      the GPU tests of the C++ library under compute-sanitizer
 # make docs          README.md and docs/ as a site, in build/docs/html
 # make wheel         a wheel of all kernels for 8.0 and 9.0, in dist/, tested with two torches
@@ -13,7 +14,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format sanitize-cpu sanitize docs wheel tools build clean
+.PHONY: help demo test lint format sanitize-cpu sanitize coverage docs wheel tools build clean
 
 PYTHON ?= python3
 TORCH ?= torch>=2.10
@@ -25,6 +26,8 @@ PIP_PROGRESS := sed -unE 's/^ *(Downloading [^ ]+ \([0-9.]+ [MG]B\)|Installing).
 BUILD_DIR = $$($(PY) -m build_support directory)
 VENV_PATH := export PATH="$(CURDIR)/.venv/bin:$$PATH"
 CPP_SOURCES = find $(CPP_FOLDERS) -name '*.h' -o -name '*.cpp' -o -name '*.cu'
+HOST_SOURCES := csrc/*.cpp csrc/cpu/*.cpp csrc/torch/*.cpp
+COVERAGE_PRESET = cmake --preset coverage --log-level=WARNING -DPython_EXECUTABLE="$(CURDIR)/$(PY)" >/dev/null
 CPP_FOLDERS := csrc/*.* csrc/cpu csrc/include csrc/torch tests/cpp examples/cpp
 
 ifeq ($(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU '),0)
@@ -81,9 +84,11 @@ test: build $(STAMPS)/model $(STAMPS)/encoder
 	 echo "pytest: $$(tail -n 1 "$$log/pytest.log")"; \
 	 exit $$failed
 
-lint: $(STAMPS)/requirements
+lint: tools
 	@$(VENV_PATH); ruff check . && ruff format --check . && mypy && \
-	 $(CPP_SOURCES) | xargs clang-format --dry-run --Werror
+	 $(CPP_SOURCES) | xargs clang-format --dry-run --Werror && $(COVERAGE_PRESET) && \
+	 ls $(HOST_SOURCES) | xargs -n 4 -P 2 clang-tidy -p build/coverage --quiet 2>&1 | \
+	 sed -E '/^([0-9]+ warnings? generated\.|\[[0-9/]+\] Processing file .*)$$/d'
 
 format: $(STAMPS)/requirements
 	@$(VENV_PATH); ruff check --fix . && ruff format . && $(CPP_SOURCES) | xargs clang-format -i
@@ -95,6 +100,15 @@ sanitize-cpu: tools
 sanitize: build
 	@$(PY) -m build_support build -DFLASHATTN_BUILD_TESTS=ON
 	@$(PY) tests/sanitize_gpu.py "$(BUILD_DIR)"
+
+$(STAMPS)/coverage: requirements-coverage.txt | $(STAMPS)/requirements
+	@$(PIP) -r requirements-coverage.txt | $(PIP_PROGRESS)
+	@touch $@
+
+# A build of its own. It ends with the two totals, and fails below 95 % of Python or 90 % of C++.
+coverage: $(STAMPS)/coverage $(STAMPS)/model $(STAMPS)/encoder tools
+	@$(VENV_PATH); $(COVERAGE_PRESET) && cmake --build --preset coverage && \
+	 $(PY) tests/line_coverage.py $(PYTEST_ARGS)
 
 $(STAMPS)/docs: requirements-docs.txt | $(STAMPS)/requirements
 	@$(PIP) -r requirements-docs.txt | $(PIP_PROGRESS)
