@@ -95,7 +95,7 @@ def torchs(kernel, q, k, v):
 
 
 def errors(point, name, device, seed=0):
-    """Who computes -> (root mean square of the error, its largest), by those of the exact result."""
+    """Who computes -> [root mean square of the error, its largest], by the exact result's."""
     q, k, v = draw(point, DTYPES[name], device, seed)
     seq, rule = Sequence(q, k, v), Rule(point.head_dim**-0.5, softcap=point.softcap)
     exact = attend(seq, rule)[0]

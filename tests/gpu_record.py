@@ -92,7 +92,7 @@ def read_junit(path):
 
 
 def read_numbers(path):
-    """What tests of pytest say of themselves through record_property: name -> sum of the numbers."""
+    """What tests say of themselves through record_property: name -> sum of the numbers."""
     numbers = Counter()
     for item in ElementTree.parse(path).iter("property") if path.exists() else ():
         numbers[item.get("name")] += int(item.get("value"))
