@@ -56,28 +56,29 @@ void expect_null_refused(std::string const& name, Get get) {
   api::expect_refused<AnyCall>({{name, {"null"}, [=](AnyCall& c) { get(c).data = nullptr; }}});
 }
 
-TEST(ApiOperands, OfFlashFwd) {
-  auto const expect = [](char const* name, auto get) {
-    expect_null_refused<Call>(name, get);
-    expect_operand_refused<Call>(name, 16, get);
-  };
+// Each operand of flash_fwd: its name, and a function that gives it.
+template <class Expect>
+void for_each_operand(Expect expect) {
   expect("q", [](Call& c) -> auto& { return c.params.q; });
   expect("k", [](Call& c) -> auto& { return c.params.k; });
   expect("v", [](Call& c) -> auto& { return c.params.v; });
   expect("out", [](Call& c) -> auto& { return c.params.out; });
 }
 
+TEST(ApiOperands, OfFlashFwd) {
+  for_each_operand([](char const* name, auto get) {
+    expect_null_refused<Call>(name, get);
+    expect_operand_refused<Call>(name, 16, get);
+  });
+}
+
 TEST(ApiOperands, OfAPackedCall) {
-  auto const expect = [](char const* name, auto get) {
+  for_each_operand([](char const* name, auto get) {
     expect_null_refused<Call>(name, [get](Call& c) -> auto& {
       c.pack();
       return get(c);
     });
-  };
-  expect("q", [](Call& c) -> auto& { return c.params.q; });
-  expect("k", [](Call& c) -> auto& { return c.params.k; });
-  expect("v", [](Call& c) -> auto& { return c.params.v; });
-  expect("out", [](Call& c) -> auto& { return c.params.out; });
+  });
 }
 
 TEST(ApiOperands, OfFlashSplitkvFwd) {

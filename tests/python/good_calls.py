@@ -7,6 +7,7 @@ import flashattn_ext
 from flashattn_ext import flash_attn_interface as theirs
 
 BF16, F32 = torch.bfloat16, torch.float32
+CACHES = ("k_cache", "v_cache")
 
 
 def _floats(device, *shape, dtype=BF16):
@@ -27,31 +28,29 @@ def _score(device, heads=4):
     }
 
 
+def _operands(device, q, kv, names=("k", "v")):
+    """Queries, keys and values of these shapes, and an out of zeros."""
+    tensors = {"q": _floats(device, *q), "out": torch.zeros(q, dtype=BF16, device=device)}
+    return tensors | {name: _floats(device, *kv) for name in names}
+
+
 def _dense(device):
-    q = _floats(device, 2, 6, 4, 64)
     return {
-        "q": q,
-        "k": _floats(device, 2, 8, 2, 64),
-        "v": _floats(device, 2, 8, 2, 64),
+        **_operands(device, (2, 6, 4, 64), (2, 8, 2, 64)),
         "seqused_k": _ints(device, [8, 3]),
         **_score(device),
         "sinks": _floats(device, 4),
-        "out": torch.zeros_like(q),
         "return_lse": True,
     }
 
 
 def _packed(device):
-    q = _floats(device, 9, 4, 64)
     return {
-        "q": q,
-        "k": _floats(device, 12, 2, 64),
-        "v": _floats(device, 12, 2, 64),
+        **_operands(device, (9, 4, 64), (12, 2, 64)),
         "cu_seqlens_q": _ints(device, [0, 3, 9]),
         "cu_seqlens_k": _ints(device, [0, 8, 12]),
         "max_seqlen_q": 6,
         "max_seqlen_k": 8,
-        "out": torch.zeros_like(q),
     }
 
 
@@ -66,11 +65,8 @@ def _new_tokens(device):
 
 
 def _cache(device):
-    q = _floats(device, 2, 3, 4, 64)
     return {
-        "q": q,
-        "k_cache": _floats(device, 3, 32, 2, 64),
-        "v_cache": _floats(device, 3, 32, 2, 64),
+        **_operands(device, (2, 3, 4, 64), (3, 32, 2, 64), CACHES),
         "cache_seqlens": _ints(device, [20, 9]),
         **_new_tokens(device),
         "cache_batch_idx": _ints(device, [2, 0]),
@@ -78,23 +74,18 @@ def _cache(device):
         **_score(device),
         "sinks": _floats(device, 4),
         "num_splits": 2,
-        "out": torch.zeros_like(q),
         "return_lse": True,
     }
 
 
 def _pages(device):
-    q = _floats(device, 9, 4, 64)
     return {
-        "q": q,
-        "k_cache": _floats(device, 5, 16, 2, 64),
-        "v_cache": _floats(device, 5, 16, 2, 64),
+        **_operands(device, (9, 4, 64), (5, 16, 2, 64), CACHES),
         "cache_seqlens": 20,
         "block_table": _ints(device, [[4, 1], [0, 3]]),
         "cu_seqlens_q": _ints(device, [0, 3, 9]),
         "max_seqlen_q": 6,
         "split_size": 64,
-        "out": torch.zeros_like(q),
     }
 
 
