@@ -21,6 +21,12 @@ TENSORS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_real_gpu(monkeypatch):
+    """Or a fake tensor on cuda:1 would want a GPU of that number."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
 @pytest.mark.parametrize("situation", [situation for situation in CALLS if TENSORS[situation]])
 def test_results_are_where_the_tensors_are(situation):
     function, make = CALLS[situation]
