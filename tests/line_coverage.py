@@ -22,7 +22,10 @@ CPP = ("csrc/core/", "csrc/cpu/", "csrc/torch/", r"csrc/\w+\.(cpp|h)")
 
 FEWER_CALLS = ("--draws", "400")  # which run the same lines
 # Threads count in the same place: a number may be wrong, whether it is 0 is not.
-UNSYNCHRONIZED = ("--gcov-ignore-parse-errors", "negative_hits.warn_once_per_file")
+UNSYNCHRONIZED = tuple(
+    f"--gcov-ignore-parse-errors={kind}_hits.warn_once_per_file"
+    for kind in ("negative", "suspicious")
+)
 
 
 def make_package():

@@ -5,7 +5,10 @@ import re
 from functools import cache
 from pathlib import Path
 
+import draws
 import pytest
+from bad_inputs import SERVED, outcome, spoils
+from good_calls import CALLS
 
 TREE = Path(__file__).parents[2]
 ROW = re.compile(r"^\| ((?:C|D|guard )\d+) \|(.*)\|(.*)\|(.*)\|(.*)\|$", re.MULTILINE)
@@ -104,3 +107,25 @@ def test_tests_exist_and_run_where_the_row_says(row):
         assert result == "does not apply" and note, f"{case}: neither a test nor a reason"
     else:
         assert result == "holds: " + ", ".join(sorted(places)), f"{case}: runs on {places}"
+
+
+def bad_inputs(device):
+    """How many test_bad_inputs.py expects to be refused."""
+    made = [(name, make(device)) for name, (_, make) in CALLS.items()]
+    return sum(
+        outcome(situation, name, kind) is not SERVED
+        for situation, given in made
+        for name in given
+        for kind in spoils(name, given)
+    )
+
+
+def test_numbers_of_the_page():
+    page = (TREE / "docs/cases.md").read_text()
+    of_calls, of_merges = (
+        len(draws.kind_of(kind, "cpu").space.pairs) for kind in ("attention", "merge")
+    )
+    assert f"| {of_calls} of attention, {of_merges} of merges |" in page
+    on_cpu, on_meta = bad_inputs("cpu"), bad_inputs("meta")
+    assert f"| {on_cpu} on the CPU, {on_meta} on meta tensors |" in page
+    assert f"| {len(rows()) - 4}, and 4 layers of guards |" in page
