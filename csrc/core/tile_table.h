@@ -15,6 +15,7 @@ struct TileShape {
   int stages;  // key and value blocks that are held in shared memory at once
   bool q_in_registers;
   int key_warps = 1;  // warps that share the same rows and take n / key_warps keys each
+  int query_buffers = 1;  // query tiles in shared memory
 };
 
 // What a kernel is for. kPrefill is flash_fwd; flash_fwd_splitkv serves the sequences of a batch that
@@ -39,17 +40,14 @@ constexpr int smem_of_multiprocessor(int arch) {
   return arch >= 90 ? 228 * 1024 : 164 * 1024;
 }
 
-// Query tiles in shared memory. Where loads run ahead and tiles are small, all that the stages can belong to.
-constexpr int query_buffers(TileShape tile) { return tile.m <= 16 ? tile.stages : 1; }
-
-// Q, then the stages of K and V, 2 bytes an element; 8 bytes for every row in each of the warps that share it; the
-// parts that the block is at; and where the keys of two blocks of a cache lie, which have up to 64 keys. The output
-// reuses the rest.
+// Q, then the stages of K and V, 2 bytes an element; 8 bytes for every row in each of the warps that share it, and where
+// several do, 8 more; the parts that the block is at; and where the keys of two blocks of a cache lie, which have up to 64
+// keys. The output reuses the rest.
 constexpr int smem_bytes(TileShape tile, int head_dim) {
-  int const rows = 8 * tile.key_warps * tile.m;
-  int const parts = 120 * tile.stages;
+  int const rows = 8 * (tile.key_warps + (tile.key_warps > 1)) * tile.m;
+  int const parts = 152 * tile.stages;
   int const keys = tile.n <= 64 ? 32 * tile.n : 0;
-  return 2 * head_dim * (query_buffers(tile) * tile.m + 2 * tile.stages * tile.n) + rows + parts + keys + 256;
+  return 2 * head_dim * (tile.query_buffers * tile.m + 2 * tile.stages * tile.n) + rows + parts + keys + 256;
 }
 
 // Measured on an H200 (2026-11-29, docs/tuning.md). 32 query rows per warp halve the traffic of keys
@@ -88,7 +86,10 @@ constexpr TileShape with_stages(TileShape tile, int head_dim, int room) {
       break;
     }
   }
-  return tile;
+  // Loads run ahead across tiles: each stage may hold keys of another one, whose queries come with them.
+  TileShape with_queries = tile;
+  with_queries.query_buffers = tile.stages;
+  return smem_bytes(with_queries, head_dim) <= room ? with_queries : tile;
 }
 
 // Loads run ahead only from two stages on, so where there is little room blocks are smaller. Up to head dim 192

@@ -78,6 +78,7 @@ struct SharePart {
   bool begins_tile;
   bool ends_tile;
 
+  SharePart() = default;
   FA_HD SharePart(ListTile const& tile, int64_t at, int64_t share_end)
       : begin(at),
         end(tile.end() < share_end ? tile.end() : share_end),

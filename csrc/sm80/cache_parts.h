@@ -53,6 +53,7 @@ class ChunkPart {
   CUTE_DEVICE ChunkPart(FlashSplitkvParams const& params, SplitkvPlan const& plan) : params_(params), plan_(plan) {}
 
   CUTE_DEVICE static void opened(Part const&) {}
+  CUTE_DEVICE static void settle(Part&) {}
 
   CUTE_DEVICE bool next(Part& slot) const {
     WorkTile const work = plan_.chunk.work_tile(params_.fwd.shape, params_.fwd.lengths, blockIdx.x);
@@ -107,7 +108,21 @@ class DecodeParts {
   CUTE_DEVICE bool next(Part& slot) { return plan_.automatic() ? next_of_share(slot) : next_given(slot); }
 
   // `part` is what next() has filled, and all threads can see it.
-  CUTE_DEVICE void opened(Part const& part) { at_ = part.list_end; }
+  CUTE_DEVICE void opened(Part const& part) { at_ = part.share.end; }
+
+  // What nobody needs before the first keys of a part have been asked for: where its result goes, and, of the last part
+  // of the share, whether its tile was cut there. By one thread.
+  CUTE_DEVICE void settle(Part& part) const {
+    if (!plan_.automatic() || threadIdx.x != 0) { return; }
+    SharePart const& share = part.share;
+    int const index = blockIdx.x;
+    CutTiles const& cuts = plan_.decode_cuts;
+    if (share.end == end_) {
+      bool const cuts_here = share.begins_tile && !share.ends_tile;
+      record_cut(cuts, index, part.tile, cuts_here ? shares_.holders(index, part.tile_end) : 0);
+    }
+    if (!share.is_whole()) { part.output = slot_output(cuts, share.slot(index), params_.fwd.shape.head_dim); }
+  }
 
  private:
   CUTE_DEVICE bool next_of_share(Part& slot) {
@@ -116,24 +131,16 @@ class DecodeParts {
     return true;
   }
 
-  // Whoever has the last part of the share also says whether its tile was cut there.
   CUTE_DEVICE void fill(Part& slot, ListTile const& found) const {
-    SharePart const part(found, at_, end_);
+    SharePart const share(found, at_, end_);
     QueryTile const tile(found.seq, plan_.decode, found.work);
-    int const share = blockIdx.x;
-    CutTiles const& cuts = plan_.decode_cuts;
-    if (part.end == end_) {
-      bool const cuts_here = part.begins_tile && !part.ends_tile;
-      record_cut(cuts, share, tile, cuts_here ? shares_.holders(share, found.end()) : 0);
-    }
-    PartialOutput output;
-    if (!part.is_whole()) { output = slot_output(cuts, part.slot(share), params_.fwd.shape.head_dim); }
     VisibleBand const band = band_of(params_, found.seq);
     BlockRange const blocks = tile.visible_blocks(band, Traits::kBlockN);
-    BlockRange const range = clip(blocks, blocks.begin + static_cast<int>(part.begin - found.begin),
-                                  blocks.begin + static_cast<int>(part.end - found.begin));
-    slot = part_of(params_.fwd, plan_.decode, tile, band, range, output, part.begins_tile);
-    slot.list_end = part.end;
+    BlockRange const range = clip(blocks, blocks.begin + static_cast<int>(share.begin - found.begin),
+                                  blocks.begin + static_cast<int>(share.end - found.begin));
+    slot = part_of(params_.fwd, plan_.decode, tile, band, range, {}, share.begins_tile);
+    slot.share = share;
+    slot.tile_end = found.end();
   }
 
   CUTE_DEVICE bool next_given(Part& slot) {

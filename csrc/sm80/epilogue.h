@@ -31,17 +31,23 @@ class Epilogue {
   CUTE_DEVICE Epilogue(FlashFwdParams const& params, Part const& part)
       : params_(params), part_(part) {}
 
-  // `stage` held the last block; nobody needs it any more.
+  // `stage` held the last block; when all threads are here, nobody needs it any more.
   template <class Acc, class Softmax>
   CUTE_DEVICE void store(Acc& acc, Softmax& softmax, typename Traits::SharedStorage& smem,
                          typename Traits::Stage& stage) const {
-    normalise(acc, softmax, smem);
+    auto const coords = coordinates();
+    softmax.publish(smem.rows[Traits::key_warp()], coords);
+    __syncthreads();
+    float const exponent_scale = softmax.exponent_scale();
     if constexpr (Traits::kKeyWarps > 1) {
-      store_sum_of_warps(acc, smem.rows[0], stage.warp_parts());
-    } else if (part_.output.out != nullptr) {
-      store_partial(acc, smem.rows[0]);
+      store_sum_of_warps(acc, coords, smem, stage.warp_parts(), exponent_scale);
     } else {
-      store_rounded(acc, smem.rows[0], smem.q[0]);
+      normalise(acc, coords, smem, exponent_scale);
+      if (part_.output.out != nullptr) {
+        store_partial(acc, coords, smem.rows[0]);
+      } else {
+        store_rounded(acc, smem.rows[0], smem.q[0]);
+      }
     }
   }
 
@@ -55,19 +61,15 @@ class Epilogue {
     return row_column_view(TiledMma{}.get_thread_slice(threadIdx.x).partition_C(identity));
   }
 
-  // After this the warps that share rows hold parts whose plain sum is the result.
-  template <class Acc, class Softmax>
-  CUTE_DEVICE void normalise(Acc& acc, Softmax const& softmax, typename Traits::SharedStorage& smem) const {
-    using namespace cute;
-    auto const coords = coordinates();
-    softmax.publish(smem.rows[Traits::key_warp()], coords);
-    __syncthreads();
-    // One thread a row: its logarithm, its sink and its place in memory are code that need not be there for
-    // each of the rows that a thread holds.
+  // One thread a row: its logarithm, its sink and its place in memory are code that need not be there for each of the
+  // rows that a thread holds.
+  template <class Acc, class Coords>
+  CUTE_DEVICE void normalise(Acc& acc, Coords const& coords, typename Traits::SharedStorage& smem,
+                             float exponent_scale) const {
     int const row = threadIdx.x;
-    if (row < Traits::kBlockM) { finish_row(smem.rows, row, softmax.exponent_scale()); }
+    if (row < Traits::kBlockM) { finish_row(smem.rows, row, exponent_scale); }
     __syncthreads();
-    scale_rows(acc, smem.rows[Traits::key_warp()], coords);
+    scale_rows(acc, smem.rows[0], coords);
     __syncthreads();
     if (row < Traits::kBlockM) { smem.rows[0][row].offset = out_row(params_, part_, row); }
   }
@@ -131,10 +133,9 @@ class Epilogue {
   }
 
   // A thread's two neighbouring columns; the four threads of a row fill a 32-byte sector.
-  template <class Acc>
-  CUTE_DEVICE void store_partial(Acc const& acc, Rows const& rows) const {
+  template <class Acc, class Coords>
+  CUTE_DEVICE void store_partial(Acc const& acc, Coords const& coords, Rows const& rows) const {
     using namespace cute;
-    auto const coords = coordinates();
     Tensor const out = row_column_view(acc);
     __syncthreads();
     CUTE_UNROLL
@@ -152,34 +153,50 @@ class Epilogue {
     }
   }
 
-  // In the order of the warps, so that the same call gives the same bits.
-  template <class Acc>
-  CUTE_DEVICE void store_sum_of_warps(Acc const& acc, Rows const& rows, float* parts) const {
+  // Where a warp's part has an element: groups of eight columns change places from row to row, or else the eight rows that
+  // a warp writes at once would lie in the same banks.
+  template <class Coord>
+  CUTE_DEVICE static constexpr int part_at(Coord const& at) {
+    constexpr int kGroups = Traits::kHeadDim % 64 == 0 ? 8 : 4;
+    int const row = cute::get<0>(at), column = cute::get<1>(at);
+    return row * Traits::kHeadDim + (column ^ row % kGroups * 8);
+  }
+
+  // Of the warps that share rows, each with some of the keys. In their order, so that the same call gives the same bits.
+  template <class Acc, class Coords>
+  CUTE_DEVICE void store_sum_of_warps(Acc const& acc, Coords const& coords, typename Traits::SharedStorage& smem,
+                                      float* parts, float exponent_scale) const {
     using namespace cute;
     constexpr int kHeadDim = Traits::kHeadDim, kTile = Traits::kBlockM * kHeadDim;
-    auto const coords = coordinates();
     Tensor const out = row_column_view(acc);
     CUTE_UNROLL
     for (int i = 0; i < size<0>(out); ++i) {
       CUTE_UNROLL
       for (int col = 0; col < size<1>(out); col += 2) {
-        int const at = get<0>(coords(i, col)) * kHeadDim + get<1>(coords(i, col));
-        *reinterpret_cast<float2*>(parts + Traits::key_warp() * kTile + at) =
+        *reinterpret_cast<float2*>(parts + Traits::key_warp() * kTile + part_at(coords(i, col))) =
             make_float2(out(i, col), out(i, col + 1));
       }
+    }
+    if (int const row = threadIdx.x; row < Traits::kBlockM) {
+      finish_row(smem.rows, row, exponent_scale);
+      smem.out_rows[row] = out_row(params_, part_, row);
     }
     __syncthreads();
     Element* const base = static_cast<Element*>(params_.out.data);
     for (int at = threadIdx.x * 4; at < kTile; at += Traits::kThreads * 4) {
       int const row = at / kHeadDim, column = at % kHeadDim;
-      int64_t const offset = rows[row].offset;
+      int64_t const offset = smem.out_rows[row];
       if (offset == kNoRow || column >= params_.shape.head_dim) { continue; }
       cutlass::Array<float, 4> sum;
       sum.clear();
       CUTE_UNROLL
       for (int warp = 0; warp < Traits::kKeyWarps; ++warp) {
-        float4 const part = *reinterpret_cast<float4 const*>(parts + warp * kTile + at);
-        sum[0] += part.x, sum[1] += part.y, sum[2] += part.z, sum[3] += part.w;
+        float4 const part = *reinterpret_cast<float4 const*>(parts + warp * kTile + part_at(make_coord(row, column)));
+        float const factor = smem.rows[warp][row].state.factor();
+        // A warp without keys of the row adds nothing even where V, which others of the tile see, is not finite.
+        if (factor == 0.f) { continue; }
+        sum[0] += part.x * factor, sum[1] += part.y * factor;
+        sum[2] += part.z * factor, sum[3] += part.w * factor;
       }
       if (part_.output.out != nullptr) {
         *reinterpret_cast<float4*>(part_.output.out + offset + column) = make_float4(sum[0], sum[1], sum[2], sum[3]);

@@ -17,6 +17,7 @@ class WholeTile {
   CUTE_DEVICE WholeTile(FlashFwdParams const& params, ForwardPlan const& plan) : params_(params), plan_(plan) {}
 
   CUTE_DEVICE static void opened(Part const&) {}
+  CUTE_DEVICE static void settle(Part&) {}
   CUTE_DEVICE bool next(Part& slot) const {
     WorkTile const work = plan_.work_tile(params_.shape, params_.lengths, blockIdx.x);
     QueryTile const tile(sequence_info(params_.shape, params_.lengths, work.batch), plan_, work);

@@ -45,7 +45,10 @@ class KvFeed {
 
   // The next part to attend to, or null. Its first keys have been asked for.
   CUTE_DEVICE Part const* next_part() {
-    return attended_ < opened_ ? &ring_[attended_++ % Traits::kParts] : nullptr;
+    if (attended_ == opened_) { return nullptr; }
+    Part& part = ring_[attended_++ % Traits::kParts];
+    parts_.settle(part);
+    return &part;
   }
 
   CUTE_DEVICE int slot_of(Part const& part) const { return static_cast<int>(&part - ring_); }

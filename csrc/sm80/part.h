@@ -4,6 +4,7 @@
 #include <cute/config.hpp>
 
 #include "core/query_tile.h"
+#include "core/work_list.h"
 
 namespace flashattn::sm80 {
 
@@ -26,7 +27,8 @@ struct Part {
   PartialOutput output;
   bool first;        // of the parts of the tile: it counts the sink
   bool has_queries;  // they were asked for before its first keys
-  int64_t list_end;  // decode: its end in the list of work
+  SharePart share;   // decode: where it lies in the list of work
+  int64_t tile_end;  // and where its tile ends there
 
   CUTE_DEVICE bool is_clean(int block) const { return block >= clean_begin && block < clean_end; }
 };
@@ -46,8 +48,9 @@ CUTE_DEVICE Part part_of(FlashFwdParams const& params, ForwardPlan const& plan, 
   part.clean_end = range.clean_end;
   part.output = output;
   part.first = first;
+  part.share = SharePart{};
+  part.tile_end = 0;
   part.has_queries = false;
-  part.list_end = 0;
   return part;
 }
 

@@ -97,7 +97,7 @@ struct ForwardTraits {
 
   // The block that is computed and those that are being loaded may each belong to a part of its own.
   static constexpr int kParts = kStages;
-  static constexpr int kQueryBuffers = query_buffers(kTile);
+  static constexpr int kQueryBuffers = kTile.query_buffers;
   static_assert(kQueryBuffers == 1 || kQueryBuffers == kParts);
 
   struct Stage {
@@ -115,6 +115,7 @@ struct ForwardTraits {
     alignas(128) Element q[kQueryBuffers][kBlockM * kHeadDim];  // or the output
     Stage stages[kStages];
     RowSlot rows[kKeyWarps][kBlockM];  // of the part that is attended to
+    int64_t out_rows[kKeyWarps > 1 ? kBlockM : 1];  // where they go, while the slots hold factors
     Part parts[kParts];  // in shared memory, because the main loop needs the registers
   };
   static_assert(sizeof(SharedStorage) <= smem_bytes(kTile, kHeadDim));
