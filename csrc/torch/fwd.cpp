@@ -5,6 +5,7 @@
 #include "flashattn/flashattn.h"
 #include "torch/op_support.h"
 #include "torch/ops.h"
+#include "torch/overlap.h"
 
 namespace flashattn {
 namespace {
@@ -36,7 +37,7 @@ void check_operands(Arguments const& a) {
   if (a.q.dim() != rank) {
     refuse("q", "expected ", rank, " dims, got shape ", to_string(a.q.sizes()));
   }
-  check_last_stride(a.q, "q");
+  check_layout(a.q, "q");
   if (a.k.dim() != rank || a.k.size(rank - 1) != a.q.size(rank - 1) ||
       (!a.packed() && a.k.size(0) != a.q.size(0))) {
     refuse("k", "expected q's head dim", a.packed() ? "" : " and batch", ", got shape ",
@@ -44,6 +45,9 @@ void check_operands(Arguments const& a) {
   }
   check_operand(a.k, "k", a.k, a.q);
   check_operand(a.v, "v", a.k, a.q);
+  check_layout(a.k, "k");
+  check_layout(a.v, "v");
+  if (a.k.size(rank - 2) == 0) { refuse("k", "expected heads, got none"); }
 }
 
 Shape shape_of(Arguments const& a) {
@@ -104,6 +108,12 @@ std::tuple<Tensor, Tensor> fwd(Arguments const& a) {
 void fwd_out(Arguments const& a, Tensor const& out, OptionalTensor const& lse) {
   FlashFwdParams params = input_params(a);
   check_operand(out, "out", a.q, a.q);
+  check_layout(out, "out");
+  check_written(
+      out, "out",
+      {named("q", a.q), named("k", a.k), named("v", a.v), named("cu_seqlens_q", a.cu_seqlens_q),
+       named("cu_seqlens_k", a.cu_seqlens_k), named("seqused_k", a.seqused_k),
+       named("alibi_slopes", a.alibi_slopes), named("sinks", a.sinks)});
   run(params, a.q, out, checked_lse_data(lse, a.q, lse_shape(a.q)));
 }
 

@@ -4,6 +4,7 @@
 #include "flashattn/flashattn.h"
 #include "torch/op_support.h"
 #include "torch/ops.h"
+#include "torch/overlap.h"
 
 namespace flashattn {
 namespace {
@@ -44,13 +45,16 @@ void check_operands(Arguments const& a) {
   if (a.q.dim() != rank) {
     refuse("q", "expected ", rank, " dims, got shape ", to_string(a.q.sizes()));
   }
-  check_last_stride(a.q, "q");
+  check_layout(a.q, "q");
   if (a.k_cache.dim() != 4 || a.k_cache.size(3) != a.q.size(rank - 1)) {
     refuse("k_cache", "expected 4 dims with q's head dim, got shape ", to_string(a.k_cache.sizes()),
            " for q ", to_string(a.q.sizes()));
   }
   check_operand(a.k_cache, "k_cache", a.k_cache, a.q);
   check_operand(a.v_cache, "v_cache", a.k_cache, a.q);
+  check_layout(a.k_cache, "k_cache");
+  check_layout(a.v_cache, "v_cache");
+  if (a.k_cache.size(2) == 0) { refuse("k_cache", "expected heads, got none"); }
 }
 
 Shape shape_of(Arguments const& a) {
@@ -79,6 +83,7 @@ void set_pages(Cache& cache, Arguments const& a, int batch) {
   cache.block_table_stride = stride_or_zero(table, 0);
   cache.table_columns = narrow("block_table", table.size(1));
   cache.page_size = narrow("k_cache", a.k_cache.size(1));
+  if (cache.page_size < 1) { refuse("k_cache", "expected pages of at least 1 token, got 0"); }
   cache.num_pages = narrow("k_cache", a.k_cache.size(0));
 }
 
@@ -138,6 +143,10 @@ void set_new_tokens(FlashSplitkvParams& params, Arguments const& a, NewTokens co
               {params.fwd.shape.batch, tokens.k.size(1), a.k_cache.size(2), a.k_cache.size(3)});
   check_operand(tokens.k, "k_new", tokens.k, a.q);
   check_operand(tokens.v, "v_new", tokens.k, a.q);
+  check_layout(tokens.k, "k_new");
+  check_layout(tokens.v, "v_new");
+  check_written(a.k_cache, "k_cache", {named("v_cache", a.v_cache)});
+  check_written(a.v_cache, "v_cache", {});
   params.fwd.k.data = a.k_cache.mutable_data_ptr();
   params.fwd.v.data = a.v_cache.mutable_data_ptr();
   Append& append = params.append;
@@ -178,10 +187,17 @@ std::tuple<Tensor, Tensor> run_new(FlashSplitkvParams params, Tensor const& q) {
   return results;
 }
 
-void run_out(FlashSplitkvParams params, Tensor const& q, Tensor const& out,
+void run_out(FlashSplitkvParams params, Arguments const& a, Tensor const& out,
              OptionalTensor const& lse) {
-  check_operand(out, "out", q, q);
-  run(params, q, out, checked_lse_data(lse, q, lse_shape(q)));
+  check_operand(out, "out", a.q, a.q);
+  check_layout(out, "out");
+  check_written(out, "out",
+                {named("q", a.q), named("k_cache", a.k_cache), named("v_cache", a.v_cache),
+                 named("cache_seqlens", a.cache_seqlens), named("block_table", a.block_table),
+                 named("cu_seqlens_q", a.cu_seqlens_q), named("cache_batch_idx", a.cache_batch_idx),
+                 named("cache_leftpad", a.cache_leftpad), named("alibi_slopes", a.alibi_slopes),
+                 named("sinks", a.sinks)});
+  run(params, a.q, out, checked_lse_data(lse, a.q, lse_shape(a.q)));
 }
 
 FlashSplitkvParams append_params(Arguments const& a, NewTokens const& tokens) {
@@ -193,7 +209,7 @@ FlashSplitkvParams append_params(Arguments const& a, NewTokens const& tokens) {
 std::tuple<Tensor, Tensor> fwd_splitkv(Arguments const& a) { return run_new(input_params(a), a.q); }
 
 void fwd_splitkv_out(Arguments const& a, Tensor const& out, OptionalTensor const& lse) {
-  run_out(input_params(a), a.q, out, lse);
+  run_out(input_params(a), a, out, lse);
 }
 
 std::tuple<Tensor, Tensor> fwd_splitkv_append(Arguments const& a, Tensor const& k_new,
@@ -205,7 +221,11 @@ std::tuple<Tensor, Tensor> fwd_splitkv_append(Arguments const& a, Tensor const& 
 void fwd_splitkv_append_out(Arguments const& a, Tensor const& k_new, Tensor const& v_new,
                             OptionalTensor const& cos, OptionalTensor const& sin, bool interleaved,
                             Tensor const& out, OptionalTensor const& lse) {
-  run_out(append_params(a, {k_new, v_new, cos, sin, interleaved}), a.q, out, lse);
+  FlashSplitkvParams const params = append_params(a, {k_new, v_new, cos, sin, interleaved});
+  check_written(out, "out",
+                {named("k_new", k_new), named("v_new", v_new), named("rotary_cos", cos),
+                 named("rotary_sin", sin)});
+  run_out(params, a, out, lse);
 }
 
 // Of the caches, and of what all four operators take behind them.

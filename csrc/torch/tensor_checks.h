@@ -77,6 +77,28 @@ inline void check_last_stride(Tensor const& tensor, char const* name) {
   }
 }
 
+inline int64_t item_bytes(Tensor const& tensor) {
+  int32_t dtype = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return static_cast<int64_t>(aoti_torch_dtype_element_size(dtype));
+}
+
+// Stride 1 in the last dim; the data and the strides of the other dims multiples of 16 bytes. Asked
+// of empty tensors too, which validate() lets pass.
+inline void check_layout(Tensor const& tensor, char const* name) {
+  check_last_stride(tensor, name);
+  Sizes const sizes = tensor.sizes(), strides = tensor.strides();
+  int64_t const item = item_bytes(tensor);
+  bool aligned = reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+  for (size_t i = 0; i + 1 < sizes.size(); ++i) {
+    aligned &= sizes[i] <= 1 || strides[i] * item % 16 == 0;
+  }
+  if (!aligned) {
+    refuse(name, "expected data and strides that are multiples of 16 bytes, got strides ",
+           to_string(strides));
+  }
+}
+
 // An operand of the shape of `like`, with q's dtype and device.
 inline void check_operand(Tensor const& tensor, char const* name, Tensor const& like,
                           Tensor const& q) {
