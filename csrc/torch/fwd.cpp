@@ -47,7 +47,7 @@ void check_operands(Arguments const& a) {
   check_operand(a.v, "v", a.k, a.q);
   check_layout(a.k, "k");
   check_layout(a.v, "v");
-  if (a.k.size(rank - 2) == 0) { refuse("k", "expected heads, got none"); }
+  check_key_heads(a.k, "k", a.q);
 }
 
 Shape shape_of(Arguments const& a) {

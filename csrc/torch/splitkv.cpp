@@ -54,7 +54,7 @@ void check_operands(Arguments const& a) {
   check_operand(a.v_cache, "v_cache", a.k_cache, a.q);
   check_layout(a.k_cache, "k_cache");
   check_layout(a.v_cache, "v_cache");
-  if (a.k_cache.size(2) == 0) { refuse("k_cache", "expected heads, got none"); }
+  check_key_heads(a.k_cache, "k_cache", a.q);
 }
 
 Shape shape_of(Arguments const& a) {

@@ -89,13 +89,24 @@ inline void check_layout(Tensor const& tensor, char const* name) {
   check_last_stride(tensor, name);
   Sizes const sizes = tensor.sizes(), strides = tensor.strides();
   int64_t const item = item_bytes(tensor);
-  bool aligned = reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
   for (size_t i = 0; i + 1 < sizes.size(); ++i) {
-    aligned &= sizes[i] <= 1 || strides[i] * item % 16 == 0;
+    if (sizes[i] > 1 && strides[i] * item % 16 != 0) {
+      refuse(name, "expected strides that are multiples of 16 bytes (", 16 / item,
+             " elements), got strides ", to_string(strides));
+    }
   }
-  if (!aligned) {
-    refuse(name, "expected data and strides that are multiples of 16 bytes, got strides ",
-           to_string(strides));
+  auto const past = reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16;
+  if (past != 0) {
+    refuse(name, "expected data that starts at a multiple of 16 bytes, got one ", past,
+           " bytes past it (a view at an odd offset)");
+  }
+}
+
+// At least one, also where there are no query heads.
+inline void check_key_heads(Tensor const& k, char const* name, Tensor const& q) {
+  if (k.size(k.dim() - 2) == 0) {
+    refuse(name, "expected a number of key/value heads that divides q's ", q.size(q.dim() - 2),
+           " heads, got 0 in shape ", to_string(k.sizes()));
   }
 }
 
