@@ -72,6 +72,29 @@ def check_call(
     return *score, bound_q, bound_k
 
 
+def plain_numbers(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None, max_seqlen_k: int | None, seqused_k: Tensor | None,
+    softmax_scale: float | None, causal: bool, window_size: Sequence[int], softcap: float,
+    alibi_slopes: Tensor | None, sinks: Tensor | None, out: Tensor | None,
+) -> tuple[float, int, int, float, int, int] | None:  # fmt: skip
+    """What check_call returns, where an operator can do the rest of its work (_plain.py)."""
+    bound_q = bound_k = NO_BOUND
+    try:
+        if cu_seqlens_q is not None:
+            bound_q = check_bound("max_seqlen_q", max_seqlen_q)
+            bound_k = check_bound("max_seqlen_k", max_seqlen_k)
+        elif max_seqlen_q is not None or max_seqlen_k is not None:
+            return None
+        head_dim = q.shape[-1]
+        if head_dim % 8:
+            return None  # gets padded
+        score = check_score(head_dim, softmax_scale, causal, window_size, softcap)
+        return *score, bound_q, bound_k
+    except Exception:
+        return None  # check_call says what is wrong, in its order
+
+
 def check_op(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
     seqused_k: Tensor | None, softmax_scale: float, window_left: int, window_right: int,

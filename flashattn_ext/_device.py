@@ -33,6 +33,11 @@ _MAX_HEAD_DIM = max(BUILD.get("head_dims") or (256,))
 _verdicts: dict[int, str] = {}
 
 
+def is_known_to_serve(q: Tensor) -> bool:
+    """Whether a check has found that this build serves q's GPU, with any head dim."""
+    return _verdicts.get(q.get_device()) == "" and _MAX_HEAD_DIM == 256 and q.is_cuda
+
+
 def check(q: Tensor, head_dim: int) -> None:
     """Raises NotImplementedError where this build has nothing for q's device and head dim."""
     if not q.is_cuda:

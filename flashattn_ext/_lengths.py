@@ -17,9 +17,13 @@ from ._rotary_checks import check_positions, rotated_queries
 _ENVIRONMENT = getattr(os.environb, "_data", os.environb)
 
 
+def asked_for() -> bool:
+    return _ENVIRONMENT.get(b"FLASHATTN_EXT_CHECK") == b"1"
+
+
 def wanted(q: Tensor) -> bool:
     """Whether FLASHATTN_EXT_CHECK=1 asks for the values, and they can be read."""
-    if is_dynamo_compiling() or _ENVIRONMENT.get(b"FLASHATTN_EXT_CHECK") != b"1":
+    if is_dynamo_compiling() or not asked_for():
         return False
     if type(q) is not Tensor or not (q.is_cpu or q.is_cuda):
         return False  # fake or meta

@@ -61,11 +61,7 @@ def check_call(
     batch, capacity = _check_cache(
         q, k_cache, v_cache, lengths, block_table, cu_seqlens_q, cache_batch_idx, cache_leftpad
     )
-    bound_q = NO_BOUND
-    if cu_seqlens_q is not None:
-        bound_q = check_bound("max_seqlen_q", max_seqlen_q)
-    elif max_seqlen_q is not None:
-        raise ValueError("max_seqlen_q: only for packed queries, which need cu_seqlens_q too")
+    bound_q = _check_bound_q(cu_seqlens_q, max_seqlen_q)
     score = check_score(q.shape[-1], softmax_scale, causal, window_size, softcap)
     new_tokens, positions = 0, None
     if k_new is not None or v_new is not None:
@@ -100,6 +96,41 @@ def check_call(
             paged = block_table is not None
             _append_checks.check(q, k_cache, v_cache, k_new, v_new, paged, places)
     return bound_q, *score, split_size
+
+
+def plain_numbers(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: int | Tensor,
+    block_table: Tensor | None, cu_seqlens_q: Tensor | None, max_seqlen_q: int | None,
+    k_new: Tensor | None, v_new: Tensor | None, cache_batch_idx: Tensor | None,
+    cache_leftpad: Tensor | None, rotary_cos: Tensor | None, rotary_sin: Tensor | None,
+    rotary_interleaved: bool, softmax_scale: float | None, causal: bool,
+    window_size: Sequence[int], softcap: float, alibi_slopes: Tensor | None, sinks: Tensor | None,
+    num_splits: int, split_size: int | None, out: Tensor | None,
+) -> tuple[int, float, int, int, float, int] | None:  # fmt: skip
+    """What check_call returns, where an operator can do the rest of its work (_plain.py)."""
+    if rotary_cos is not None or rotary_sin is not None or rotary_interleaved is not True:
+        return None
+    if k_new is None is not v_new or v_new is None is not k_new:
+        return None
+    if split_size is not None or type(num_splits) is not int:
+        return None
+    if not isinstance(cache_seqlens, Tensor) and (
+        type(cache_seqlens) is not int or k_new is not None
+    ):
+        return None
+    try:
+        bound_q = _check_bound_q(cu_seqlens_q, max_seqlen_q)
+        return bound_q, *check_score(q.shape[-1], softmax_scale, causal, window_size, softcap), 0
+    except Exception:
+        return None  # check_call says what is wrong, in its order
+
+
+def _check_bound_q(cu_seqlens_q: Tensor | None, max_seqlen_q: int | None) -> int:
+    if cu_seqlens_q is not None:
+        return check_bound("max_seqlen_q", max_seqlen_q)
+    if max_seqlen_q is not None:
+        raise ValueError("max_seqlen_q: only for packed queries, which need cu_seqlens_q too")
+    return NO_BOUND
 
 
 def check_op(

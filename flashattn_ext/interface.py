@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from . import _checks, _ops
+from . import _checks, _ops, _plain
 from ._operand_checks import lse_shape
 from ._score_checks import OPEN_WINDOW
 
@@ -105,35 +105,44 @@ def flash_fwd(
     environment lengths are read on the host first and bad values raise a ValueError with row and
     value (this waits for the device, except while a CUDA graph is captured, which it leaves out).
     """
-    scale, left, right, softcap, bound_q, bound_k = _checks.check_call(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k,
-        softmax_scale, causal, window_size, softcap, alibi_slopes, sinks, out,
+    given = (
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, softmax_scale,
+        causal, window_size, softcap, alibi_slopes, sinks, out,
     )  # fmt: skip
+    numbers = None
+    if _plain.is_plain(q, k, v, alibi_slopes, sinks, out):
+        numbers = _checks.plain_numbers(*given)
+    plain = numbers is not None
+    scale, left, right, softcap, bound_q, bound_k = numbers or _checks.check_call(*given)
     head_dim = q.shape[-1]
     if head_dim % 8:
         missing = (0, 8 - head_dim % 8)
         q, k, v = pad(q, missing), pad(k, missing), pad(v, missing)
-    arguments = (
+    arguments: tuple[Any, ...] = (
         q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, bound_q, bound_k,
         scale, left, right, softcap, alibi_slopes, sinks,
     )  # fmt: skip
+    operator = _ops.fwd
+    result: Any = out
+    lse: Any = None
+    if out is not None:
+        if return_lse:
+            lse = torch.empty(lse_shape(q), dtype=torch.float32, device=q.device)
+        if head_dim % 8:
+            # Starts as a copy of out, so that rows which are no query's come back unchanged.
+            result = pad(out, missing)
+        operator, arguments = _ops.fwd_out, (*arguments, result, lse)
+    if plain:
+        results = _plain.call(operator, arguments, _checks.check_call, given)
+    else:
+        results = operator(*arguments)
     if out is None:
-        result, lse = _ops.fwd(*arguments)
+        result, lse = results
         if head_dim % 8:
             result = result[..., :head_dim].contiguous()
-        return (result, lse) if return_lse else result
-
-    lse = None
-    if return_lse:
-        lse = torch.empty(lse_shape(q), dtype=torch.float32, device=q.device)
-    if head_dim % 8:
-        # Starts as a copy of out, so that rows which are no query's come back unchanged.
-        padded = pad(out, missing)
-        _ops.fwd_out(*arguments, padded, lse)
-        out.copy_(padded[..., :head_dim])
-    else:
-        _ops.fwd_out(*arguments, out, lse)
-    return (out, lse) if return_lse else out
+    elif head_dim % 8:
+        result = out.copy_(result[..., :head_dim])
+    return (result, lse) if return_lse else result
 
 
 def supports(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from . import _ops, _splitkv_checks
+from . import _ops, _plain, _splitkv_checks
 from ._operand_checks import lse_shape
 from ._score_checks import OPEN_WINDOW
 
@@ -152,11 +152,16 @@ def flash_fwd_splitkv(
     value, as do new tokens for a page, cache row or input that is in use beside them (this waits
     for the device, except while a CUDA graph is captured, which it leaves out).
     """
-    bound_q, scale, left, right, softcap, split_size = _splitkv_checks.check_call(
+    given = (
         q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q, max_seqlen_q, k_new, v_new,
         cache_batch_idx, cache_leftpad, rotary_cos, rotary_sin, rotary_interleaved, softmax_scale,
         causal, window_size, softcap, alibi_slopes, sinks, num_splits, split_size, out,
     )  # fmt: skip
+    numbers = None
+    if _plain.is_plain(q, k_cache, v_cache, k_new, v_new, alibi_slopes, sinks, out):
+        numbers = _splitkv_checks.plain_numbers(*given)
+    plain = numbers is not None
+    bound_q, scale, left, right, softcap, size = numbers or _splitkv_checks.check_call(*given)
     lengths: Tensor | None = None
     length = 0
     if isinstance(cache_seqlens, Tensor):
@@ -168,18 +173,20 @@ def flash_fwd_splitkv(
         length = int(cache_seqlens)
     arguments: tuple[Any, ...] = (
         q, k_cache, v_cache, lengths, length, block_table, cu_seqlens_q, bound_q, cache_batch_idx,
-        cache_leftpad, scale, left, right, softcap, alibi_slopes, sinks, num_splits, split_size,
+        cache_leftpad, scale, left, right, softcap, alibi_slopes, sinks, num_splits, size,
     )  # fmt: skip
-    fwd, fwd_out = _ops.fwd_splitkv, _ops.fwd_splitkv_out
+    operator = _ops.fwd_splitkv if out is None else _ops.fwd_splitkv_out
     if k_new is not None:
         arguments = (*arguments, k_new, v_new, rotary_cos, rotary_sin, rotary_interleaved)
-        fwd, fwd_out = _ops.fwd_splitkv_append, _ops.fwd_splitkv_append_out
-    if out is None:
-        out, lse = fwd(*arguments)
-        return (out, lse) if return_lse else out
-
-    lse = None
-    if return_lse:
-        lse = torch.empty(lse_shape(q), dtype=torch.float32, device=q.device)
-    fwd_out(*arguments, out, lse)
-    return (out, lse) if return_lse else out
+        operator = _ops.fwd_splitkv_append if out is None else _ops.fwd_splitkv_append_out
+    lse: Any = None
+    if out is not None:
+        if return_lse:
+            lse = torch.empty(lse_shape(q), dtype=torch.float32, device=q.device)
+        arguments = (*arguments, out, lse)
+    if plain:
+        results = _plain.call(operator, arguments, _splitkv_checks.check_call, given)
+    else:
+        results = operator(*arguments)
+    result, lse = results if out is None else (out, lse)
+    return (result, lse) if return_lse else result

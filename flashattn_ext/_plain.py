@@ -1,0 +1,49 @@
+"""Which calls go to the operator without checks in Python.
+
+The operator refuses all that the checks refuse, before anything is written, but in fewer words
+(tests/python/test_plain_calls.py). So it gets a plain call at once, and the checks run when it has
+refused, to say what is wrong. A call is not plain where an operator cannot see what they do.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, is_grad_enabled
+from torch.compiler import is_dynamo_compiling
+
+from . import _device, _lengths
+from ._operand_checks import forward_ad_active
+
+
+def is_plain(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> bool:
+    """Whether neither gradients, tracing, a wrapper, a device that is not served nor the checked
+    mode can play a part. ``others`` are those of the call that may require a gradient too."""
+    if is_dynamo_compiling() or _lengths.asked_for() or forward_ad_active():
+        return False
+    if not type(q) is type(k) is type(v) is Tensor:
+        return False
+    if not (q.is_cpu or _device.is_known_to_serve(q)):
+        return False
+    if is_grad_enabled():
+        for tensor in (q, k, v, *others):
+            if tensor is not None and getattr(tensor, "requires_grad", True):
+                return False
+    try:
+        # A wrapper of torch.func is a Tensor by type, but has no address.
+        q.data_ptr(), k.data_ptr(), v.data_ptr()
+    except RuntimeError:
+        return False
+    return True
+
+
+def call(
+    operator: Callable[..., Any], arguments: tuple[Any, ...], check: Callable[..., Any],
+    given: tuple[Any, ...],
+) -> Any:  # fmt: skip
+    """The operator's result. What it refuses, ``check`` explains for what the caller has given."""
+    try:
+        return operator(*arguments)
+    except Exception as error:
+        refusal = error
+    check(*given)
+    raise refusal
