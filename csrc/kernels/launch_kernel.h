@@ -4,7 +4,10 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <string>
+#include <utility>
 
 #include "flashattn/error.h"
 
@@ -39,13 +42,25 @@ __device__ __forceinline__ void wait_for_previous_kernel() {
 #endif
 }
 
+// Allows a kernel more than the 48 KB of shared memory that it has anyway; once for each kernel and GPU, as
+// otherwise every launch would pay for it.
+inline void reserve_shared_memory(char const* function, void const* kernel, int bytes) {
+  static std::mutex mutex;
+  static std::map<std::pair<void const*, int>, int> reserved;
+  int device = 0;
+  check_cuda(function, cudaGetDevice(&device), "cannot reserve shared memory");
+  std::lock_guard const lock(mutex);
+  int& most = reserved[{kernel, device}];
+  if (bytes <= most) { return; }
+  check_cuda(function, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+             "cannot reserve shared memory");
+  most = bytes;
+}
+
 template <class... Parameters, class... Arguments>
 void launch(char const* function, void (*kernel)(Parameters...), dim3 grid, int threads, int smem_bytes,
             cudaStream_t stream, bool overlap, Arguments const&... arguments) {
-  if (smem_bytes > 48 * 1024) {
-    check_cuda(function, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes),
-               "cannot reserve shared memory");
-  }
+  if (smem_bytes > 48 * 1024) { reserve_shared_memory(function, reinterpret_cast<void const*>(kernel), smem_bytes); }
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
