@@ -1,6 +1,8 @@
 // From parameters to the backend that serves them: the CPU, or the kernel of a head dim, an
 // element type and an architecture.
 #include <algorithm>
+#include <array>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -45,15 +47,35 @@ void check_cuda(cudaError_t status, char const* what) {
   throw CudaError(std::string(what) + ": " + cudaGetErrorString(status));
 }
 
-// 90 for compute capability 9.0.
-int capability_of_current_device() {
-  int device = 0, major = 0, minor = 0;
+// What a call asks of a GPU.
+struct Gpu {
+  int capability = 0;  // 90 for compute capability 9.0
+  int multiprocessors = 0;
+  int shared_memory = 0;  // bytes that a thread block can have
+};
+
+Gpu ask_gpu(int device) {
+  auto const attribute = [device](cudaDeviceAttr which) {
+    int value = 0;
+    check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+    return value;
+  };
+  return {.capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) +
+                        attribute(cudaDevAttrComputeCapabilityMinor),
+          .multiprocessors = attribute(cudaDevAttrMultiProcessorCount),
+          .shared_memory = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+}
+
+// Asked once for each GPU: the answers never change, and every call needs them.
+Gpu current_gpu() {
+  static std::array<std::once_flag, 64> asked;
+  static std::array<Gpu, asked.size()> answers;
+  int device = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-             "cudaDeviceGetAttribute");
-  check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
-             "cudaDeviceGetAttribute");
-  return 10 * major + minor;
+  size_t const index = device;
+  if (index >= asked.size()) { return ask_gpu(device); }
+  std::call_once(asked[index], [&] { answers[index] = ask_gpu(device); });
+  return answers[index];
 }
 
 // Machine code runs on its own major version from its minor version on; PTX on anything newer.
@@ -101,7 +123,7 @@ Kernels kernels_for_arch(std::integer_sequence<int, kArchs...>, int arch, int he
   return kernels;
 }
 
-int arch_of_current_device() { return best_arch(Archs{}, capability_of_current_device()); }
+int arch_of(Gpu const& gpu) { return best_arch(Archs{}, gpu.capability); }
 
 Kernels find_kernels(FlashFwdParams const& params, int arch) {
   return params.dtype == DType::kFloat16
@@ -110,7 +132,7 @@ Kernels find_kernels(FlashFwdParams const& params, int arch) {
 }
 
 void cuda_flash_fwd(FlashFwdParams const& params, cudaStream_t stream) {
-  find_kernels(params, arch_of_current_device()).flash_fwd(params, stream);
+  find_kernels(params, arch_of(current_gpu())).flash_fwd(params, stream);
 }
 
 // The tile table is asked for the head dim of the kernel, not for that of the caller.
@@ -122,35 +144,28 @@ int kernel_head_dim(int head_dim) {
   return result;
 }
 
-SplitkvPlan cuda_plan_splitkv(FlashSplitkvParams const& params) {
-  int device = 0, multiprocessors = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
-             "cudaDeviceGetAttribute");
-  return plan_splitkv(params, arch_of_current_device(), kernel_head_dim(params.fwd.shape.head_dim),
-                      multiprocessors);
+SplitkvPlan cuda_plan_splitkv(FlashSplitkvParams const& params, Gpu const& gpu) {
+  return plan_splitkv(params, arch_of(gpu), kernel_head_dim(params.fwd.shape.head_dim),
+                      gpu.multiprocessors);
 }
 
 // PTX of one architecture may meet a GPU with less shared memory than its tiles were made for.
-void check_shared_memory(int arch, int head_dim) {
-  int device = 0, limit = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-             "cudaDeviceGetAttribute");
+void check_shared_memory(Gpu const& gpu, int arch, int head_dim) {
   int const kernel = kernel_head_dim(head_dim);
   int const needed = std::max(smem_bytes(tile_shape(arch, Role::kDecode, kernel), kernel),
                               smem_bytes(tile_shape(arch, Role::kWideDecode, kernel), kernel));
-  if (needed > limit) {
-    int const capability = capability_of_current_device();
+  if (needed > gpu.shared_memory) {
     throw Unsupported("flash_fwd_splitkv: the kernel of sm_" + std::to_string(arch) + " needs " +
                       std::to_string(needed) + " bytes of shared memory, this GPU has " +
-                      std::to_string(limit) + ". Rebuild with TORCH_CUDA_ARCH_LIST=" +
-                      std::to_string(capability / 10) + "." + std::to_string(capability % 10));
+                      std::to_string(gpu.shared_memory) +
+                      ". Rebuild with TORCH_CUDA_ARCH_LIST=" + std::to_string(gpu.capability / 10) +
+                      "." + std::to_string(gpu.capability % 10));
   }
 }
 
 void cuda_flash_fwd_splitkv(FlashSplitkvParams params, cudaStream_t stream) {
-  SplitkvPlan const plan = cuda_plan_splitkv(params);
+  Gpu const gpu = current_gpu();
+  SplitkvPlan const plan = cuda_plan_splitkv(params, gpu);
   if (plan.workspace_bytes > 0 && params.workspace == nullptr) {
     throw InvalidArgument("workspace: expected " + std::to_string(plan.workspace_bytes) +
                           " bytes (splitkv_workspace_size), got null");
@@ -159,8 +174,8 @@ void cuda_flash_fwd_splitkv(FlashSplitkvParams params, cudaStream_t stream) {
     throw InvalidArgument(
         "workspace: expected a pointer aligned to 128 bytes, got one that is not");
   }
-  int const arch = arch_of_current_device();
-  check_shared_memory(arch, params.fwd.shape.head_dim);
+  int const arch = arch_of(gpu);
+  check_shared_memory(gpu, arch, params.fwd.shape.head_dim);
   Kernels const kernels = find_kernels(params.fwd, arch);
   if (params.append.seqlen > 0 || params.append.rotary_dim > 0) {
     launch_append_kv(params, plan.page_size, plan.rotated_q, stream);
@@ -187,7 +202,7 @@ void cuda_flash_fwd_splitkv(FlashSplitkvParams params, cudaStream_t stream) {
 }
 
 size_t cuda_workspace_size(FlashSplitkvParams const& params) {
-  return cuda_plan_splitkv(params).workspace_bytes;
+  return cuda_plan_splitkv(params, current_gpu()).workspace_bytes;
 }
 
 #else
