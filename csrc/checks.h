@@ -49,15 +49,17 @@ void check_numbers(char const* name, Number const* pointer) {
 }
 
 // A stride counts only where its dimension is walked. The offset of the last of `count` elements
-// stays far from the limits of 64 bit, so that those of a few dimensions can be added.
-inline void check_stride(std::string_view name, int64_t stride, int64_t count) {
+// stays far from the limits of 64 bit, so that those of a few dimensions can be added. `name` and
+// `which` together name it: they are joined for a message only, as every call comes by here.
+inline void check_stride(std::string_view name, int64_t stride, int64_t count,
+                         std::string_view which = "") {
   constexpr int64_t kMaxOffset = int64_t(1) << 58;
   int64_t offset = 0;
   if (count <= 1) { return; }
   if (__builtin_mul_overflow(stride, count - 1, &offset) || offset > kMaxOffset ||
       offset < -kMaxOffset) {
     int64_t const most = kMaxOffset / (count - 1);
-    check_range(name, stride, -most, most);
+    check_range(std::string(name) + std::string(which), stride, -most, most);
   }
 }
 
@@ -83,7 +85,7 @@ void check_operand(char const* name, Strided<Pointer> const& t, DType dtype, Ext
              "a multiple of " + std::to_string(alignment) + " bytes (" +
                  std::to_string(alignment / size) + " elements)");
     }
-    check_stride(std::string(name) + which, stride, count);
+    check_stride(name, stride, count, which);
   };
   check(".batch_stride", t.batch_stride, extent.batches);
   check(".row_stride", t.row_stride, extent.rows);
