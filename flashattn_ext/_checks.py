@@ -1,8 +1,7 @@
 """The checks of `flash_fwd`, on metadata only: nothing here waits for a device.
 
 The public function, `supports` and the fake kernels share them. A message names the argument, what
-it got and what is allowed. Each call pays for the quick tests; what fails one goes to a function
-that finds out what is wrong, or that nothing is (`_tensor_checks.py`).
+it got and what is allowed. A plain call pays for none of those of tensors (`_plain.py`).
 """
 
 from collections.abc import Sequence

@@ -34,8 +34,9 @@ _verdicts: dict[int, str] = {}
 
 
 def is_known_to_serve(q: Tensor) -> bool:
-    """Whether a check has found that this build serves q's GPU, with any head dim."""
-    return _verdicts.get(q.get_device()) == "" and _MAX_HEAD_DIM == 256 and q.is_cuda
+    """Whether a check has found that this build serves q's GPU, and its head dim."""
+    known = q.is_cuda and _verdicts.get(q.get_device()) == ""
+    return known and (_MAX_HEAD_DIM == 256 or q.shape[-1] <= _MAX_HEAD_DIM)
 
 
 def check(q: Tensor, head_dim: int) -> None:

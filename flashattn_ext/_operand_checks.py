@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
-from torch.compiler import is_dynamo_compiling
 
 from . import _device
 from ._score_checks import MAX_ROWS
@@ -84,26 +83,10 @@ def check_storage(
 
     # A head dim that gets padded is copied: then alignment is free.
     in_place = head_dim % 8 == 0
-    if not (in_place and _surely_aligned(q, k, v, 16 // item_bytes)):
-        for name, tensor in (("q", q), (k_name, k), (v_name, v)):
-            check_layout(name, tensor, item_bytes, in_place)
+    for name, tensor in (("q", q), (k_name, k), (v_name, v)):
+        check_layout(name, tensor, item_bytes, in_place)
     if not q.is_cpu:
         _device.check(q, head_dim)
-
-
-def _surely_aligned(q: Tensor, k: Tensor, v: Tensor, unit: int) -> bool:
-    """The quick test of strides and addresses. False: look closer."""
-    if not type(q) is type(k) is type(v) is Tensor or is_dynamo_compiling():
-        return False
-    try:
-        addresses = q.data_ptr() | k.data_ptr() | v.data_ptr()
-    except RuntimeError:
-        return False
-    good = addresses > 0 and addresses % 16 == 0  # the address of a meta tensor is 0
-    for stride in (q.stride(), k.stride(), v.stride()):
-        # In a packed tensor the second dim and the last but one are the same.
-        good &= stride[-1] == 1 and (stride[0] | stride[1] | stride[-2]) % unit == 0
-    return good
 
 
 def check_score_tensors(

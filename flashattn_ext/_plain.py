@@ -22,8 +22,6 @@ def is_plain(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> bool:
         return False
     if not type(q) is type(k) is type(v) is Tensor:
         return False
-    if not (q.is_cpu or _device.is_known_to_serve(q)):
-        return False
     if is_grad_enabled():
         for tensor in (q, k, v, *others):
             if tensor is not None and getattr(tensor, "requires_grad", True):
@@ -31,9 +29,9 @@ def is_plain(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> bool:
     try:
         # A wrapper of torch.func is a Tensor by type, but has no address.
         q.data_ptr(), k.data_ptr(), v.data_ptr()
-    except RuntimeError:
+        return q.is_cpu or _device.is_known_to_serve(q)
+    except (RuntimeError, IndexError):
         return False
-    return True
 
 
 def call(
@@ -43,7 +41,9 @@ def call(
     """The operator's result. What it refuses, ``check`` explains for what the caller has given."""
     try:
         return operator(*arguments)
-    except Exception as error:
-        refusal = error
-    check(*given)
-    raise refusal
+    except Exception:
+        try:
+            check(*given)
+        except Exception as reason:
+            raise reason from None
+        raise

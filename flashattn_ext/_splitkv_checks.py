@@ -108,12 +108,14 @@ def plain_numbers(
     num_splits: int, split_size: int | None, out: Tensor | None,
 ) -> tuple[int, float, int, int, float, int] | None:  # fmt: skip
     """What check_call returns, where an operator can do the rest of its work (_plain.py)."""
+    if type(num_splits) is not int or split_size is not None:
+        return None
+    if (k_new is None) is not (v_new is None):
+        return None
     if rotary_cos is not None or rotary_sin is not None or rotary_interleaved is not True:
-        return None
-    if k_new is None is not v_new or v_new is None is not k_new:
-        return None
-    if split_size is not None or type(num_splits) is not int:
-        return None
+        if k_new is None or rotary_cos is None or type(rotary_interleaved) is not bool:
+            return None
+    # An int and new tokens: the operator does not add them up for a batch of 0.
     if not isinstance(cache_seqlens, Tensor) and (
         type(cache_seqlens) is not int or k_new is not None
     ):

@@ -80,14 +80,6 @@ def check_tensor(
 
 def check_lengths(name: str, tensor: Tensor, batch: int, device: torch.device) -> None:
     """One number for each sequence."""
-    if (
-        type(tensor) is Tensor
-        and tensor.dtype is torch.int32
-        and tensor.shape == (batch,)
-        and tensor.device == device
-        and tensor.is_contiguous()
-    ):
-        return
     check_metadata(name, tensor, device)
     if tensor.shape[0] != batch:
         raise ValueError(f"{name}: expected shape ({batch},), got ({tensor.shape[0]},)")

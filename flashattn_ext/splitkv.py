@@ -158,7 +158,9 @@ def flash_fwd_splitkv(
         causal, window_size, softcap, alibi_slopes, sinks, num_splits, split_size, out,
     )  # fmt: skip
     numbers = None
-    if _plain.is_plain(q, k_cache, v_cache, k_new, v_new, alibi_slopes, sinks, out):
+    if _plain.is_plain(
+        q, k_cache, v_cache, k_new, v_new, rotary_cos, rotary_sin, alibi_slopes, sinks, out
+    ):
         numbers = _splitkv_checks.plain_numbers(*given)
     plain = numbers is not None
     bound_q, scale, left, right, softcap, size = numbers or _splitkv_checks.check_call(*given)
