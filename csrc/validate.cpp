@@ -153,7 +153,7 @@ void check_append(FlashSplitkvParams const& p) {
   if (append.rotary_dim % 16 != 0) {
     reject("append.rotary_dim", append.rotary_dim, "a multiple of 16");
   }
-  check_range("append.max_position", append.max_position, 1, INT32_MAX);
+  check_range("append.max_position", append.max_position, 1, kMaxLength);
   if (length_is_known) {
     bool const one_after_the_other = p.fwd.window.left >= 0 || p.fwd.window.right >= 0;
     // How many queries a packed sequence has is known on the device only.

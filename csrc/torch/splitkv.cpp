@@ -161,9 +161,6 @@ void set_new_tokens(FlashSplitkvParams& params, Arguments const& a, NewTokens co
   append.rotary_cos = rotary_data(cos, "rotary_cos", cos, a.q);
   append.rotary_sin = rotary_data(*tokens.rotary_sin, "rotary_sin", cos, a.q);
   if (cos.size(1) == 0) { refuse("rotary_cos", "expected columns, got none"); }
-  if (cos.size(0) > int64_t(1) << 30) {
-    refuse("rotary_cos", "expected at most 2**30 rows, got ", cos.size(0));
-  }
   append.rotary_dim = narrow("rotary_cos", 2 * cos.size(1));
   append.max_position = narrow("rotary_cos", cos.size(0));
   append.rotary_interleaved = tokens.rotary_interleaved;
