@@ -9,15 +9,17 @@ namespace flashattn {
 
 // Written by the thread block that has the first of the parts.
 struct alignas(16) CutTile {
-  int parts;  // at least 2, or 0: no tile was cut here, and the rest is not set
-  int rows;   // of the tile that exist
+  struct alignas(8) Size {
+    int parts;  // at least 2, or 0: no tile was cut here, and `tile` is not set
+    int rows;   // of the tile that exist
+  };
+  Size size;
   QueryTile tile;
 
-  FA_HD void set(QueryTile const& cut, int count) {
-    parts = count > 1 ? count : 0;
-    if (parts == 0) { return; }
-    rows = cut.row_map.rows(cut.tokens);
-    tile = cut;
+  FA_HD void set(QueryTile const& cut, int parts) {
+    bool const is_cut = parts > 1;
+    size = {is_cut ? parts : 0, is_cut ? cut.row_map.rows(cut.tokens) : 0};
+    if (is_cut) { tile = cut; }
   }
 };
 

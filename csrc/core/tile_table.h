@@ -16,6 +16,7 @@ struct TileShape {
   bool q_in_registers;
   int key_warps = 1;  // warps that share the same rows and take n / key_warps keys each
   int query_buffers = 1;  // query tiles in shared memory
+  int blocks = 1;         // thread blocks on a multiprocessor that registers are to suffice for
 };
 
 // What a kernel is for. kPrefill is flash_fwd; flash_fwd_splitkv serves the sequences of a batch that
@@ -55,7 +56,7 @@ constexpr int smem_bytes(TileShape tile, int head_dim) {
 // registers; larger head dims take 16 rows. One stage, because two thread blocks on a
 // multiprocessor hide each other's loads.
 constexpr TileShape prefill_tile(int head_dim) {
-  if (head_dim <= 32) { return {128, 128, 4, 1, true}; }
+  if (head_dim <= 32) { return {.m = 128, .n = 64, .warps = 4, .stages = 1, .q_in_registers = true, .blocks = 3}; }
   if (head_dim <= 64) { return {128, 128, 4, 1, false}; }
   if (head_dim <= 128) { return {128, 64, 4, 1, false}; }
   if (head_dim <= 160) { return {128, 32, 4, 1, false}; }
@@ -74,7 +75,7 @@ constexpr TileShape chunk_tile(int head_dim) {
 // the stages as many as leave room for two thread blocks on a multiprocessor. From sm_90 on, head dims over
 // 192 take the room of both. Machine code of sm_80 also runs on sm_86 and sm_89 and has to fit there.
 constexpr int decode_room(int arch, int head_dim) {
-  if (arch < 90) { return 80 * 1024; }
+  if (arch < 90) { return 81 * 1024; }
   return head_dim <= 192 && smem_limit(arch) > 113 * 1024 ? 113 * 1024 : smem_limit(arch);
 }
 

@@ -90,13 +90,12 @@ __device__ void merge_group(FlashFwdParams const& p, RoleMerge const& work, int 
   int first = group;
   do {
     int const own = first + lane * work.groups;
-    int parts = 0, rows = 0;
-    if (exists && own < work.cuts.entries) { parts = work.cuts.tiles[own].parts; }
-    if (parts > 0) { rows = work.cuts.tiles[own].rows; }
-    for (unsigned cut = exists ? __ballot_sync(0xffffffff, parts > 0) : 1; cut != 0; cut &= cut - 1) {
+    CutTile::Size size{0, 0};
+    if (exists && own < work.cuts.entries) { size = work.cuts.tiles[own].size; }
+    for (unsigned cut = exists ? __ballot_sync(0xffffffff, size.parts > 0) : 1; cut != 0; cut &= cut - 1) {
       int const found = __ffs(cut) - 1;
-      merge_tile(p, work.cuts, first + found * work.groups, __shfl_sync(0xffffffff, parts, found),
-                 __shfl_sync(0xffffffff, rows, found), row, step, column);
+      merge_tile(p, work.cuts, first + found * work.groups, __shfl_sync(0xffffffff, size.parts, found),
+                 __shfl_sync(0xffffffff, size.rows, found), row, step, column);
     }
     first += kLanes * work.groups;
   } while (exists && first < work.cuts.entries);

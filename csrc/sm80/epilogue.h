@@ -46,7 +46,7 @@ class Epilogue {
       if (part_.output.out != nullptr) {
         store_partial(acc, coords, smem.rows[0]);
       } else {
-        store_rounded(acc, smem.rows[0], smem.q[0]);
+        store_rounded(acc, smem.rows[0], smem.q[Traits::kQueryBuffers > 1 ? &part_ - smem.parts : 0]);
       }
     }
   }
@@ -116,7 +116,7 @@ class Epilogue {
     if (target != nullptr) { target[lse_row(params_, part_, row)] = lse; }
   }
 
-  // Through shared memory, where Q was, so that global memory is written in whole lines.
+  // Through the memory of the part's queries, so that global memory is written in whole lines.
   template <class Acc>
   CUTE_DEVICE void store_rounded(Acc const& acc, Rows const& rows, Element* smem) const {
     using namespace cute;

@@ -34,7 +34,7 @@ class WholeTile {
 };
 
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads)
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks)
     flash_fwd_kernel(__grid_constant__ FlashFwdParams const params, __grid_constant__ ForwardPlan const plan) {
   extern __shared__ __align__(128) char smem_bytes_of_block[];
   auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_bytes_of_block);

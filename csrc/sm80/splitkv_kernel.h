@@ -21,7 +21,7 @@ struct SplitkvStorage {
 // and the chunk kernel of a call run side by side, and the merge waits for both: it waits for the chunk kernel, one
 // thread block of which waits for the decode kernel.
 template <class Traits, Role kRole>
-__global__ void __launch_bounds__(Traits::kThreads)
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks)
     flash_fwd_splitkv_kernel(__grid_constant__ FlashSplitkvParams const params,
                              __grid_constant__ SplitkvPlan const plan) {
   extern __shared__ __align__(128) char smem_bytes_of_block[];
