@@ -52,10 +52,14 @@ TEST(Exp2, EndsOfTheRange) {
   EXPECT_EQ(flashattn::exp2_fast(10.f), 1024.f);
 }
 
-float apply(Score const& score, float raw, float slope, int distance) {
+float apply(Score const& score, float raw) {
   ScoreMod const mod = flashattn::score_mod(score);
-  float const bias = mod.alibi ? ScoreMod::alibi_bias(slope, distance) : 0.f;
-  return mod.active ? mod.scaled_and_capped(raw) + bias : raw * mod.exponent_scale;
+  return mod.active ? mod.scaled_and_capped(raw) : raw * mod.exponent_scale;
+}
+
+float apply_quotient(Score const& score, float raw) {
+  ScoreMod const mod = flashattn::score_mod(score);
+  return mod.capped_quotient(raw * mod.cap_exponent());
 }
 
 TEST(ScoreMod, InactiveFoldsTheScaleIntoTheExponent) {
@@ -77,21 +81,16 @@ TEST(ScoreMod, AnythingThatActsOnTheScaledScoreIsActive) {
   }
 }
 
-TEST(ScoreMod, ScaleThenCapThenAlibi) {
-  float const slope = 0.75f;
+TEST(ScoreMod, ScaleThenCap) {
   for (float scale : {0.125f, 1.f, -0.5f, 0.f}) {
     for (float cap : {0.f, 5.f, 50.f}) {
-      for (bool alibi : {false, true}) {
-        Score const score{.scale = scale, .softcap = cap, .alibi_slopes = alibi ? &slope : nullptr};
-        for (float raw : {-300.f, -7.f, 0.f, 0.5f, 40.f, 1000.f}) {
-          for (int distance : {-9, 0, 4, 500}) {
-            double expected = static_cast<double>(raw) * scale;
-            if (cap > 0.f) { expected = cap * std::tanh(expected / cap); }
-            if (alibi) { expected -= static_cast<double>(slope) * std::abs(distance); }
-            EXPECT_NEAR(apply(score, raw, slope, distance), expected,
-                        1e-5 + 1e-6 * std::abs(expected));
-          }
-        }
+      Score const score{.scale = scale, .softcap = cap};
+      for (float raw : {-300.f, -7.f, 0.f, 0.5f, 40.f, 1000.f}) {
+        double expected = static_cast<double>(raw) * scale;
+        if (cap > 0.f) { expected = cap * std::tanh(expected / cap); }
+        double const tolerance = 1e-5 + 1e-6 * std::abs(expected);
+        EXPECT_NEAR(apply(score, raw), expected, tolerance);
+        if (cap > 0.f) { EXPECT_NEAR(apply_quotient(score, raw), expected, tolerance); }
       }
     }
   }
@@ -99,9 +98,48 @@ TEST(ScoreMod, ScaleThenCapThenAlibi) {
 
 TEST(ScoreMod, SoftcapSaturates) {
   Score const score{.scale = 1.f, .softcap = 50.f};
-  for (float raw : {5000.f, 10000.f, 1e30f, kInfinity}) {
-    EXPECT_EQ(apply(score, raw, 0.f, 0), 50.f) << raw;
-    EXPECT_EQ(apply(score, -raw, 0.f, 0), -50.f) << raw;
+  for (auto const capped : {apply, apply_quotient}) {
+    for (float raw : {5000.f, 10000.f, 1e30f, kInfinity}) {
+      EXPECT_EQ(capped(score, raw), 50.f) << raw;
+      EXPECT_EQ(capped(score, -raw), -50.f) << raw;
+    }
+    EXPECT_EQ(capped(score, 0.f), 0.f);
+    EXPECT_TRUE(std::isnan(capped(score, kNan)));
+  }
+}
+
+// The largest difference from cap * tanh of the same exponent, in double.
+double worst_of_quotient(float cap) {
+  ScoreMod const mod = flashattn::score_mod({.scale = 1.f, .softcap = cap});
+  double worst = 0.;
+  for (int i = -30000; i <= 30000; ++i) {
+    float const exponent = static_cast<float>(i) * 1e-3f;
+    double const exact = cap * std::tanh(exponent * std::log(2.) / 2.);
+    worst = std::max(worst, std::abs(mod.capped_quotient(exponent) - exact));
+  }
+  return worst;
+}
+
+// The limit is where a score, and lse with it, is still right to 2e-5. Far above it is not.
+TEST(ScoreMod, QuotientIsRightForSmallCaps) {
+  for (float cap = 1.f; cap <= ScoreMod::kSmallCap; ++cap) {
+    EXPECT_LE(worst_of_quotient(cap), 3e-7 * cap) << "cap " << cap;
+  }
+  EXPECT_LE(worst_of_quotient(ScoreMod::kSmallCap), 2e-5);
+  EXPECT_GT(worst_of_quotient(16.f * ScoreMod::kSmallCap), 2e-5);
+}
+
+TEST(ScoreMod, QuotientOfAnyExponent) {
+  for (float cap : {1.f, 30.f, ScoreMod::kSmallCap}) {
+    ScoreMod const mod = flashattn::score_mod({.scale = 1.f, .softcap = cap});
+    for (float exponent : {128.f, 200.f, 1e30f, FLT_MAX, kInfinity}) {
+      EXPECT_EQ(mod.capped_quotient(exponent), cap) << exponent;
+      EXPECT_EQ(mod.capped_quotient(-exponent), -cap) << exponent;
+    }
+    for (float exponent : {0.f, FLT_MIN, -1e-40f}) {
+      EXPECT_EQ(mod.capped_quotient(exponent), 0.f) << exponent;
+    }
+    EXPECT_TRUE(std::isnan(mod.capped_quotient(kNan)));
   }
 }
 
@@ -110,7 +148,7 @@ TEST(ScoreMod, ALargeCapKeepsTheScore) {
   for (float cap : {1e3f, 1e4f, 1e6f, 1e30f}) {
     for (float raw : {-20.f, -1.f, 1e-3f, 0.3f, 8.f}) {
       double const exact = cap * std::tanh(static_cast<double>(raw) / cap);
-      EXPECT_NEAR(apply({.scale = 1.f, .softcap = cap}, raw, 0.f, 0), exact, 2e-5) << "cap " << cap;
+      EXPECT_NEAR(apply({.scale = 1.f, .softcap = cap}, raw), exact, 2e-5) << "cap " << cap;
     }
   }
 }
