@@ -41,8 +41,8 @@ TEST(TileTable, LimitsOfTheArchitectures) {
 TEST(TileTable, SharedMemoryFitsEverywhere) {
   for_every_kernel([](int arch, int head_dim, TileShape tile) {
     EXPECT_LE(flashattn::smem_bytes(tile, head_dim), flashattn::smem_limit(arch));
-    int const q = tile.m * head_dim, kv = 2 * tile.stages * tile.n * head_dim;
-    EXPECT_GE(flashattn::smem_bytes(tile, head_dim), 2 * std::max(q, kv));
+    int const q = tile.query_buffers * tile.m * head_dim, kv = 2 * tile.stages * tile.n * head_dim;
+    EXPECT_GE(flashattn::smem_bytes(tile, head_dim), 2 * (q + kv));
   });
 }
 
@@ -96,6 +96,21 @@ TEST(TileTable, StagesOfTheRoles) {
       EXPECT_EQ(flashattn::tile_shape(arch, Role::kPrefill, head_dim).stages, 1);
       EXPECT_EQ(flashattn::tile_shape(arch, Role::kChunk, head_dim).stages, 1);
     }
+  }
+}
+
+// The kernels that load ahead may have a query tile for each stage; the others have one.
+TEST(TileTable, QueryTilesInSharedMemory) {
+  for_every_kernel([](int, int head_dim, TileShape tile) {
+    EXPECT_TRUE(tile.query_buffers == 1 || tile.query_buffers == tile.stages);
+    TileShape more = tile;
+    ++more.query_buffers;
+    int const used = flashattn::smem_bytes(tile, head_dim);
+    EXPECT_EQ(flashattn::smem_bytes(more, head_dim) - used, 2 * tile.m * head_dim);
+  });
+  for (int head_dim : flashattn::kHeadDims) {
+    TileShape const tile = flashattn::tile_shape(90, Role::kDecode, head_dim);
+    EXPECT_EQ(tile.query_buffers, tile.stages) << "head dim " << head_dim;
   }
 }
 
