@@ -1,4 +1,4 @@
-// run_flash_combine on the GPU against double: types, strides, empty parts.
+// run_flash_combine on the GPU against double: types, strides, empty parts, infinite ones.
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -47,6 +47,7 @@ struct CombineCase {
   int pad = 0;             // elements between the dimensions of everything that has strides
   int empty_every = 0;     // every so many-th part is empty, of either sign
   bool all_empty = false;  // of the first row
+  int faint = -1;          // a part that is not finite, but whose weight is 0 in fp32
   int rows = -1;           // packed: rows that exist
   bool want_lse = true;
 };
@@ -129,13 +130,14 @@ class CombineProblem {
     for (int i = 0; i < c_.splits * c_.batch * c_.heads * c_.seqlen; ++i) {
       int const row = i % c_.seqlen, h = i / c_.seqlen % c_.heads;
       int const b = i / c_.seqlen / c_.heads % c_.batch, s = i / c_.seqlen / c_.heads / c_.batch;
-      bool const first_row = row == 0 && h == 0 && b == 0;
-      bool const empty =
-          (c_.empty_every > 0 && (i + s) % c_.empty_every == 0) || (c_.all_empty && first_row);
+      bool const first_row = row == 0 && h == 0 && b == 0, faint = s == c_.faint;
+      bool const empty = !faint && ((c_.empty_every > 0 && (i + s) % c_.empty_every == 0) ||
+                                    (c_.all_empty && first_row));
       lse_host_[lse_at(s, b, h, row)] =
-          empty ? (i % 2 == 0 ? kInfinity : -kInfinity) : 30.f * normal(random);
+          empty ? (i % 2 == 0 ? kInfinity : -kInfinity) : 30.f * normal(random) - 1000.f * faint;
       for (int d = 0; !empty && d < c_.head_dim; ++d) {
-        put(parts_host_, c_.partial_dtype, s * part_split_ + at(b, h, row) + d, normal(random));
+        float const x = !faint ? normal(random) : d % 3 == 0 ? kNan : (d % 3 - 1.5f) * kInfinity;
+        put(parts_host_, c_.partial_dtype, s * part_split_ + at(b, h, row) + d, x);
       }
     }
     parts_ = DeviceVector<uint8_t>(parts_host_);
@@ -169,9 +171,11 @@ class CombineProblem {
       double const exact = total > 0. ? expected[d] / total : 0.;
       int64_t const index = at(b, h, row) + d;
       double const off = std::abs(get(out, c_.out_dtype, index) - exact);
-      ASSERT_TRUE(off <= ulp * std::abs(exact) + (total > 0. ? 1e-5 : 0.))
-          << "batch " << b << ", head " << h << ", row " << row << ", column " << d << ": off by "
-          << off;
+      bool const right = std::isnan(exact)
+                             ? std::isnan(off)
+                             : off <= ulp * std::abs(exact) + (total > 0. ? 1e-5 : 0.);
+      ASSERT_TRUE(right) << "batch " << b << ", head " << h << ", row " << row << ", column " << d
+                         << ": off by " << off;
       std::fill_n(out.begin() + index * size_of(c_.out_dtype), size_of(c_.out_dtype), kPoison);
     }
     if (!got_lse) { return; }
@@ -230,6 +234,18 @@ TEST(Combine, EmptyPartsOfEitherSign) {
                     .out_dtype = DType::kFloat32,
                     .empty_every = empty_every,
                     .all_empty = true});
+    }
+  }
+}
+
+// As in a call without splits, where such keys are multiplied by 0. Empty parts, which are poison,
+// still do nothing.
+TEST(Combine, WhatIsNotFiniteReachesOutWithoutAnyWeight) {
+  SKIP_WITHOUT_GPU();
+  for (int faint = 0; faint <= 40; ++faint) {
+    for (int empty_every : {0, 3}) {
+      expect_right(
+          {.splits = 41, .out_dtype = DType::kFloat32, .empty_every = empty_every, .faint = faint});
     }
   }
 }

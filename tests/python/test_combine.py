@@ -84,6 +84,22 @@ def test_both_signs_of_empty_at_once(device):
     check(flash_combine(out, lse), out, lse, F32)
 
 
+@pytest.mark.gpu
+def test_what_is_not_finite_reaches_out_without_any_weight():
+    """As in a call without splits: from a part whose weight is 0 in fp32, wherever it is among 41,
+    but not from the empty one behind it."""
+    for place in range(41):
+        out, lse = parts(41, (2, 5, 3), 64, "cuda")
+        out[place, ..., 0::4], out[place, ..., 1::4] = torch.inf, torch.nan
+        lse[place] -= 1000
+        empty = (place + 1) % 41
+        out[empty], lse[empty] = torch.nan, -torch.inf
+        got, got_lse = flash_combine(out, lse)
+        assert got[..., 0::4].isnan().all() and got[..., 1::4].isnan().all()
+        others = out[..., 2::4]
+        check((got[..., 2::4].contiguous(), got_lse), others, lse, F32)
+
+
 @pytest.mark.parametrize("partial", ALL_DTYPES, ids=SHORT_NAMES.get)
 @pytest.mark.parametrize("dtype", [None, *ALL_DTYPES], ids=lambda d: SHORT_NAMES.get(d, "default"))
 def test_types(dtype, partial, device):
