@@ -67,9 +67,10 @@ class Row {
   }
 
   void add_part(int split, int first, int columns, float* sums) const {
-    float const weight =
-        part_weight(lse_[split * p_.lse_split_stride], subtrahend(merged_.maximum));
-    if (weight == 0.f) { return; }  // what an empty part holds does not matter
+    float const lse = lse_[split * p_.lse_split_stride];
+    if (is_empty_part(lse)) { return; }  // what it holds does not matter
+    // Also where it has become 0: what is not finite reaches out, as it does without splits.
+    float const weight = part_weight(lse, subtrahend(merged_.maximum));
     auto const* const part = parts_ + split * p_.out_split_stride + first;
     for (int i = 0; i < columns; ++i) { sums[i] += weight * Partial::load(part[i]); }
   }

@@ -187,6 +187,26 @@ TEST(CpuCombine, NanReachesItsRowOnly) {
   });
 }
 
+// As in a call without splits. What the empty part behind it holds still does nothing.
+TEST(CpuCombine, WhatIsNotFiniteReachesOutWithoutAnyWeight) {
+  for (int faint = 0; faint <= 40; ++faint) {
+    CombineProblem problem({.splits = 41, .out = DType::kFloat32});
+    problem.for_each_row([&](int b, int h, int i) {
+      problem.make_empty((faint + 1) % 41, b, h, i, -kInf);
+      problem.lse_part(faint, b, h, i) = -1000.f;
+      put(DType::kFloat32, problem.part(faint, b, h, i, 0), kInf);
+      put(DType::kFloat32, problem.part(faint, b, h, i, 1), NAN);
+    });
+    flashattn::cpu::flash_combine(problem.params);
+    problem.for_each_row([&](int b, int h, int i) {
+      EXPECT_TRUE(std::isnan(problem.out(b, h, i, 0)));
+      EXPECT_TRUE(std::isnan(problem.out(b, h, i, 1)));
+      EXPECT_TRUE(std::isfinite(problem.out(b, h, i, 2)));
+      EXPECT_TRUE(std::isfinite(problem.lse_of(b, h, i)));
+    });
+  }
+}
+
 TEST(CpuCombine, LargeLse) {
   CombineProblem problem({.out = DType::kFloat32});
   problem.check();

@@ -84,12 +84,11 @@ def test_both_signs_of_empty_at_once(device):
     check(flash_combine(out, lse), out, lse, F32)
 
 
-@pytest.mark.gpu
-def test_what_is_not_finite_reaches_out_without_any_weight():
+def test_what_is_not_finite_reaches_out_without_any_weight(device):
     """As in a call without splits: from a part whose weight is 0 in fp32, wherever it is among 41,
     but not from the empty one behind it."""
     for place in range(41):
-        out, lse = parts(41, (2, 5, 3), 64, "cuda")
+        out, lse = parts(41, (2, 5, 3), 64, device)
         out[place, ..., 0::4], out[place, ..., 1::4] = torch.inf, torch.nan
         lse[place] -= 1000
         empty = (place + 1) % 41

@@ -115,6 +115,22 @@ def test_infinite_values(place, dtype, way, device):
 
 @every_way
 @every_dtype
+@pytest.mark.parametrize("place", [0, 20, 150, KEYS - 1])
+@pytest.mark.parametrize("largest", [5, 100, 290])
+def test_infinite_values_without_any_weight(largest, place, dtype, way, device):
+    """Of a key whose score is so far below the largest that its exponential is 0 in float32."""
+    q, k = full(5, 8.0, dtype, device), full(KEYS, 0.0, dtype, device)
+    v = normal(KEYS, dtype, device)
+    k[largest] = 1.0
+    v[place, 0, :2] = torch.tensor([torch.inf, torch.nan])
+    out, lse = attention(way, q, k, v)
+    assert not out[..., :2].isfinite().any()
+    assert torch.equal(out[..., 2:], v[largest, :, 2:].expand(5, 1, D - 2))
+    assert ((lse - 8 * D).abs() < 1e-3).all()
+
+
+@every_way
+@every_dtype
 @pytest.mark.parametrize("place", [0, 150, KEYS - 1])
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf])
 def test_infinite_keys(value, place, dtype, way, device):
