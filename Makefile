@@ -28,7 +28,7 @@ VENV_PATH := export PATH="$(CURDIR)/.venv/bin:$$PATH"
 CPP_SOURCES = find $(CPP_FOLDERS) -name '*.h' -o -name '*.cpp' -o -name '*.cu'
 HOST_SOURCES := csrc/*.cpp csrc/cpu/*.cpp csrc/torch/*.cpp
 COVERAGE_PRESET = cmake --preset coverage --log-level=WARNING -DPython_EXECUTABLE="$(CURDIR)/$(PY)" >/dev/null
-CPP_FOLDERS := csrc/*.* csrc/cpu csrc/include csrc/torch tests/cpp examples/cpp
+CPP_FOLDERS := csrc tests/cpp examples/cpp
 
 ifeq ($(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU '),0)
   # Kernels that nobody here can run: none for the demo, one head dim as a check for the tests.

@@ -8,9 +8,9 @@
 
 namespace flashattn {
 
-constexpr int kMergeWarps = 4;             // of a thread block
-constexpr int kMergeBlocks = 4;            // on a multiprocessor; one of them fits beside the attention kernel and waits
-constexpr int kMergeColumns = 2;           // of a lane
+constexpr int kMergeWarps = 4;    // of a thread block
+constexpr int kMergeBlocks = 4;   // on a multiprocessor; one of them fits beside the attention kernel and waits
+constexpr int kMergeColumns = 2;  // of a lane
 constexpr int kMergeSlice = 32 * kMergeColumns;
 
 // Of the cut tiles of one role. A warp has one place, a row and a slice of its columns, in the tiles of entries

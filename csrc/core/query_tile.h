@@ -19,9 +19,7 @@ struct QueryTile {
   FA_HD QueryTile() : seq(), first_token(0), tokens(0), first_head(0) {}
 
   FA_HD QueryTile(SequenceInfo const& sequence, ForwardPlan const& plan, WorkTile const& work)
-      : seq(sequence),
-        row_map(plan.row_map),
-        first_head(work.head * plan.row_map.pack()) {
+      : seq(sequence), row_map(plan.row_map), first_head(work.head * plan.row_map.pack()) {
     // The tile may lie outside of its sequence (work_tile.h).
     int64_t const first = int64_t(work.m_block) * plan.tile_tokens;
     bool const inside = first >= 0 && first < seq.len_q;

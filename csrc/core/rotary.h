@@ -10,9 +10,7 @@ namespace flashattn {
 constexpr int kRotaryChunk = 8;
 
 // Position of a token, kept inside the tables.
-FA_HD int rotary_position(Append const& append, int position) {
-  return clamp(position, 0, append.max_position - 1);
-}
+FA_HD int rotary_position(Append const& append, int position) { return clamp(position, 0, append.max_position - 1); }
 
 // Queries of a causal or windowed call stand behind the cached tokens one after the other.
 FA_HD int query_position(Window window, int cached, int token) {

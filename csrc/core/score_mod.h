@@ -1,4 +1,5 @@
-// How a raw dot product becomes a score: scale, softcap, ALiBi, in this order.
+// How a raw dot product becomes a score: scale, softcap, ALiBi, in this order. The bias of ALiBi is added by each
+// backend.
 #pragma once
 
 #include "core/fast_math.h"
@@ -12,20 +13,15 @@ namespace flashattn {
 // such a thing: the running maximum is taken before an exponent scale is applied, which is only
 // right when that scale is positive.
 struct ScoreMod {
-  bool active;           // apply() must be called on every score
+  bool active;  // every score is to be modified
   float scale;
   float softcap;
   float inverse_softcap;
   bool alibi;
-  float exponent_scale;  // score * exponent_scale is the exponent of e, after apply() if active
+  float exponent_scale;  // score * exponent_scale is the exponent of e, once modified if active
 
-  // Up to such a cap what capped_quotient loses near 0 is no more than the rounding of a score near the cap.
+  // Up to such a cap what capped_quotient loses near 0 stays below 2e-5.
   static constexpr float kSmallCap = 64.f;
-
-  // -slope * |distance|, where distance = i + len_k - len_q - j.
-  FA_HD static float alibi_bias(float slope, int distance) {
-    return -slope * static_cast<float>(distance < 0 ? -distance : distance);
-  }
 
   FA_HD float scaled_and_capped(float raw) const {
     float const s = raw * scale;
@@ -35,7 +31,7 @@ struct ScoreMod {
   // What a raw product is multiplied with for capped_quotient.
   FA_HD float cap_exponent() const { return 2.f * kLog2e * scale * inverse_softcap; }
 
-  // softcap * tanh(s / softcap) as softcap - 2 softcap / (1 + e^(2 s / softcap)), right to 3e-7 of the cap: five
+  // softcap * tanh(s / softcap) as softcap - 2 softcap / (1 + e^(2 s / softcap)), right to some 3e-7 of the cap: five
   // instructions, for `exponent` = raw * cap_exponent().
   FA_HD float capped_quotient(float exponent) const {
     return softcap - 2.f * softcap * reciprocal_fast(1.f + exp2_fast(exponent));

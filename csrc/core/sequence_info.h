@@ -9,9 +9,7 @@
 
 namespace flashattn {
 
-FA_HD int clamp(int value, int low, int high) {
-  return value < low ? low : (value > high ? high : value);
-}
+FA_HD int clamp(int value, int low, int high) { return value < low ? low : (value > high ? high : value); }
 
 struct SequenceInfo {
   int batch;    // index of the sequence
@@ -56,14 +54,12 @@ FA_HD SequenceInfo sequence_info(Shape const& shape, Lengths const& lengths, int
 // Element offsets of row 0 of the sequence. Everything is widened before it is multiplied.
 template <class Pointer>
 FA_HD int64_t query_offset(Strided<Pointer> const& t, SequenceInfo const& seq, int head) {
-  return int64_t(seq.q_batch) * t.batch_stride + int64_t(seq.q_begin) * t.row_stride +
-         int64_t(head) * t.head_stride;
+  return int64_t(seq.q_batch) * t.batch_stride + int64_t(seq.q_begin) * t.row_stride + int64_t(head) * t.head_stride;
 }
 
 template <class Pointer>
 FA_HD int64_t key_offset(Strided<Pointer> const& t, SequenceInfo const& seq, int head_kv) {
-  return int64_t(seq.k_batch) * t.batch_stride + int64_t(seq.k_begin) * t.row_stride +
-         int64_t(head_kv) * t.head_stride;
+  return int64_t(seq.k_batch) * t.batch_stride + int64_t(seq.k_begin) * t.row_stride + int64_t(head_kv) * t.head_stride;
 }
 
 // Index of row 0 of a head in lse: dense (batch, heads, seqlen_q), packed (heads, total_q).

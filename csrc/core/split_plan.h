@@ -11,18 +11,17 @@
 namespace flashattn {
 
 constexpr int kMaxSplits = 256;
-constexpr int kSplitGranule = 64;  // keys: split boundaries are multiples of it
+constexpr int kSplitGranule = 64;                         // keys: split boundaries are multiples of it
 constexpr int64_t kMaxPartialBytes = int64_t(256) << 20;  // of partial results, when splits are automatic
 
 struct SplitPlan {
   int splits;
-  int split_size;     // tokens; 0: equal shares of what is really there
+  int split_size;    // tokens; 0: equal shares of what is really there
   int min_keys = 1;  // of a split: a sequence too short for it uses fewer splits
 };
 
 FA_HD int64_t query_rows(FlashFwdParams const& p) {
-  return p.lengths.cu_seqlens_q != nullptr ? p.lengths.total_q
-                                           : int64_t(p.shape.batch) * p.shape.seqlen_q;
+  return p.lengths.cu_seqlens_q != nullptr ? p.lengths.total_q : int64_t(p.shape.batch) * p.shape.seqlen_q;
 }
 
 // Bytes of one split's partial results: out and lse of every row, fp32.
@@ -30,8 +29,8 @@ inline int64_t partial_bytes(FlashFwdParams const& p) {
   return query_rows(p) * p.shape.heads * (p.shape.head_dim + 1) * int64_t(sizeof(float));
 }
 
-constexpr int kWaves = 2;                      // thread blocks that a multiprocessor holds
-constexpr int kMinKeys = 4 * kSplitGranule;    // of an automatic split
+constexpr int kWaves = 2;                    // thread blocks that a multiprocessor holds
+constexpr int kMinKeys = 4 * kSplitGranule;  // of an automatic split
 
 // Chunks have many tiles; where they do not fill the GPU, as many splits as come nearest to that.
 inline SplitPlan plan_chunk_splits(int capacity, int64_t tiles, int multiprocessors) {

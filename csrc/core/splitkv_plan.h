@@ -17,19 +17,19 @@ struct SplitkvPlan {
   ForwardPlan chunk;
   Role decode_role;
   int packs_of_group = 1;  // decode tiles that share a key/value head
-  bool may_decode;     // whether a sequence can have that role
+  bool may_decode;         // whether a sequence can have that role
   bool may_chunk;
-  SplitPlan split;     // as the caller asked; {1} when splits are automatic
+  SplitPlan split;        // as the caller asked; {1} when splits are automatic
   SplitPlan chunk_split;  // of the chunks
   int multiprocessors;
-  int shares = 0;      // automatic: thread blocks that take equal shares of the decode work
-  int64_t rows;        // query rows times heads
+  int shares = 0;  // automatic: thread blocks that take equal shares of the decode work
+  int64_t rows;    // query rows times heads
   FastDivisor page_size;
   float* out_partial = nullptr;  // given splits: (splits, rows, head_dim), in the workspace
   float* lse_partial = nullptr;  // (splits, rows)
   CutTiles decode_cuts;          // automatic
   CutTiles chunk_cuts;
-  void* rotated_q = nullptr;     // (query rows, heads, head_dim), of the type of q
+  void* rotated_q = nullptr;  // (query rows, heads, head_dim), of the type of q
   size_t workspace_bytes = 0;
 
   FA_HD bool automatic() const { return shares > 0; }
@@ -51,9 +51,7 @@ FA_HD WorkTile decode_tile_of(Shape const& shape, int64_t index) {
 
 // Sequences whose query rows fit one decode tile are decoded, the others are chunks. Where the call's decode role
 // does not follow the longest sequence (see plan_splitkv), this depends on the sequence alone.
-FA_HD bool is_decoded(SequenceInfo const& seq, ForwardPlan const& decode) {
-  return seq.len_q <= decode.tile_tokens;
-}
+FA_HD bool is_decoded(SequenceInfo const& seq, ForwardPlan const& decode) { return seq.len_q <= decode.tile_tokens; }
 
 // Takes pieces of the workspace one after the other. Without a workspace it only adds up their sizes.
 class WorkspacePieces {
@@ -84,8 +82,7 @@ inline CutTiles cut_tiles(WorkspacePieces& pieces, int entries, int slots, int r
 }
 
 // `kernel_head_dim` is that of the kernel which serves the caller's head dim.
-inline SplitkvPlan plan_splitkv(FlashSplitkvParams const& params, int arch, int kernel_head_dim,
-                                int multiprocessors) {
+inline SplitkvPlan plan_splitkv(FlashSplitkvParams const& params, int arch, int kernel_head_dim, int multiprocessors) {
   FlashFwdParams const& fwd = params.fwd;
   Shape const& shape = fwd.shape;
   SplitkvPlan plan;
@@ -134,8 +131,8 @@ inline SplitkvPlan plan_splitkv(FlashSplitkvParams const& params, int arch, int 
 }
 
 // The merge of the parts of a split call: their rows lie in the order of lse.
-inline FlashCombineParams combine_params(FlashFwdParams const& fwd, int splits, int64_t rows,
-                                         float const* out_partial, float const* lse_partial) {
+inline FlashCombineParams combine_params(FlashFwdParams const& fwd, int splits, int64_t rows, float const* out_partial,
+                                         float const* lse_partial) {
   bool const packed = fwd.lengths.cu_seqlens_q != nullptr;
   FlashCombineParams c;
   c.device = fwd.device;

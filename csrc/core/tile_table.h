@@ -14,7 +14,7 @@ struct TileShape {
   int warps;   // each takes m * key_warps / warps query rows
   int stages;  // key and value blocks that are held in shared memory at once
   bool q_in_registers;
-  int key_warps = 1;  // warps that share the same rows and take n / key_warps keys each
+  int key_warps = 1;      // warps that share the same rows and take n / key_warps keys each
   int query_buffers = 1;  // query tiles in shared memory
   int blocks = 1;         // thread blocks on a multiprocessor that registers are to suffice for
 };
@@ -41,9 +41,9 @@ constexpr int smem_of_multiprocessor(int arch) {
   return arch >= 90 ? 228 * 1024 : 164 * 1024;
 }
 
-// Q, then the stages of K and V, 2 bytes an element; 8 bytes for every row in each of the warps that share it, and where
-// several do, 8 more; the parts that the block is at; and where the keys of two blocks of a cache lie, which have up to 64
-// keys. The output reuses the rest.
+// Query tiles, then the stages of K and V, 2 bytes an element; 8 bytes for every row in each of the warps that share
+// it, and where several do, 8 more; the parts that the block is at; and where the keys of two blocks of a cache lie,
+// which have up to 64 keys. The output reuses the rest.
 constexpr int smem_bytes(TileShape tile, int head_dim) {
   int const rows = 8 * (tile.key_warps + (tile.key_warps > 1)) * tile.m;
   int const parts = 152 * tile.stages;

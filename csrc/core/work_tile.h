@@ -22,9 +22,7 @@ struct WorkTile {
 // So the grid follows from sizes that the host knows, whatever lengths the device holds, and an
 // upper bound like max_seqlen_q plays no part in it.
 FA_HD int64_t tiles_per_head(Shape const& shape, Lengths const& lengths, int tile_tokens) {
-  if (lengths.cu_seqlens_q == nullptr) {
-    return int64_t(shape.batch) * ceil_div(shape.seqlen_q, tile_tokens);
-  }
+  if (lengths.cu_seqlens_q == nullptr) { return int64_t(shape.batch) * ceil_div(shape.seqlen_q, tile_tokens); }
   return int64_t(lengths.total_q) / tile_tokens + shape.batch;
 }
 
@@ -71,7 +69,11 @@ FA_HD WorkTile work_tile(Shape const& shape, Lengths const& lengths, TileDivisor
   int low = 0, high = shape.batch;  // the sequence is the last one whose first slot is <= slot
   while (high - low > 1) {
     int const middle = low + (high - low) / 2;
-    if (packed_slot(lengths, middle, divisors.tokens) <= slot) { low = middle; } else { high = middle; }
+    if (packed_slot(lengths, middle, divisors.tokens) <= slot) {
+      low = middle;
+    } else {
+      high = middle;
+    }
   }
   int const next = packed_slot(lengths, low + 1, divisors.tokens);
   tile.batch = low;

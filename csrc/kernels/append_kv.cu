@@ -41,18 +41,16 @@ __device__ void append_chunk(FlashSplitkvParams const& p, FastDivisor page_size,
   int const position = cached + token;
   if (position >= p.fwd.shape.seqlen_k) { return; }  // the cache is full
   CacheSlot const at = cache_slot(p.cache, page_size, seq, position);
-  bool const exists = p.cache.paged()
-                          ? at.index >= 0
-                          : static_cast<unsigned>(at.index) < static_cast<unsigned>(p.cache.rows);
+  bool const exists =
+      p.cache.paged() ? at.index >= 0 : static_cast<unsigned>(at.index) < static_cast<unsigned>(p.cache.rows);
   if (!exists) { return; }
 
   auto const source = [&](Input const& t) {
-    return static_cast<Element const*>(t.data) + batch * t.batch_stride + token * t.row_stride +
-           head * t.head_stride;
+    return static_cast<Element const*>(t.data) + batch * t.batch_stride + token * t.row_stride + head * t.head_stride;
   };
   auto const target = [&](Input const& t) {
-    return static_cast<Element*>(const_cast<void*>(t.data)) + at.index * t.batch_stride +
-           at.slot * t.row_stride + head * t.head_stride;
+    return static_cast<Element*>(const_cast<void*>(t.data)) + at.index * t.batch_stride + at.slot * t.row_stride +
+           head * t.head_stride;
   };
   Element const* const key = source(p.append.k);
   if (p.append.rotary_dim > 0) {
@@ -60,8 +58,7 @@ __device__ void append_chunk(FlashSplitkvParams const& p, FastDivisor page_size,
   } else {
     *reinterpret_cast<uint4*>(target(p.fwd.k) + first) = *reinterpret_cast<uint4 const*>(key + first);
   }
-  *reinterpret_cast<uint4*>(target(p.fwd.v) + first) =
-      *reinterpret_cast<uint4 const*>(source(p.append.v) + first);
+  *reinterpret_cast<uint4*>(target(p.fwd.v) + first) = *reinterpret_cast<uint4 const*>(source(p.append.v) + first);
 }
 
 // One chunk of a query head. Packed rows find their sequence by a binary search.
@@ -77,12 +74,16 @@ __device__ void rotate_query_chunk(FlashSplitkvParams const& p, Element* rotated
     int high = fwd.shape.batch;
     while (high - batch > 1) {
       int const middle = batch + (high - batch) / 2;
-      if (starts[middle] <= row) { batch = middle; } else { high = middle; }
+      if (starts[middle] <= row) {
+        batch = middle;
+      } else {
+        high = middle;
+      }
     }
     token = static_cast<int>(row) - starts[batch];
   }
-  int64_t const offset = starts == nullptr ? batch * fwd.q.batch_stride + token * fwd.q.row_stride
-                                           : row * fwd.q.row_stride;
+  int64_t const offset =
+      starts == nullptr ? batch * fwd.q.batch_stride + token * fwd.q.row_stride : row * fwd.q.row_stride;
   Element const* const query = static_cast<Element const*>(fwd.q.data) + offset + head * fwd.q.head_stride;
   int const cached = cached_tokens(p.cache, fwd.shape.seqlen_k, batch);
   rotate(p.append, query, first, query_position(fwd.window, cached, token),
@@ -90,8 +91,8 @@ __device__ void rotate_query_chunk(FlashSplitkvParams const& p, Element* rotated
 }
 
 template <class Element>
-__global__ void __launch_bounds__(kThreads)
-    append_kv_kernel(__grid_constant__ FlashSplitkvParams const p, FastDivisor const page_size, Element* const rotated) {
+__global__ void __launch_bounds__(kThreads) append_kv_kernel(__grid_constant__ FlashSplitkvParams const p,
+                                                             FastDivisor const page_size, Element* const rotated) {
   Shape const& shape = p.fwd.shape;
   int const chunks = shape.head_dim / kRotaryChunk;
   int64_t const index = int64_t(blockIdx.x) * kThreads + threadIdx.x;
@@ -101,8 +102,7 @@ __global__ void __launch_bounds__(kThreads)
   if (head_row < new_rows * shape.heads_kv) {
     int64_t const row = head_row / shape.heads_kv;
     append_chunk<Element>(p, page_size, static_cast<int>(row / p.append.seqlen),
-                          static_cast<int>(row % p.append.seqlen), static_cast<int>(head_row % shape.heads_kv),
-                          first);
+                          static_cast<int>(row % p.append.seqlen), static_cast<int>(head_row % shape.heads_kv), first);
     return;
   }
   int64_t const query_row = head_row - new_rows * shape.heads_kv;
@@ -112,8 +112,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Element>
-void launch_append_of(FlashSplitkvParams const& params, FastDivisor page_size, void* rotated_q,
-                      cudaStream_t stream) {
+void launch_append_of(FlashSplitkvParams const& params, FastDivisor page_size, void* rotated_q, cudaStream_t stream) {
   Shape const& shape = params.fwd.shape;
   int64_t const head_rows = int64_t(shape.batch) * params.append.seqlen * shape.heads_kv +
                             (rotated_q != nullptr ? query_rows(params.fwd) * shape.heads : 0);
@@ -126,8 +125,7 @@ void launch_append_of(FlashSplitkvParams const& params, FastDivisor page_size, v
 
 }  // namespace
 
-void launch_append_kv(FlashSplitkvParams const& params, FastDivisor page_size, void* rotated_q,
-                      cudaStream_t stream) {
+void launch_append_kv(FlashSplitkvParams const& params, FastDivisor page_size, void* rotated_q, cudaStream_t stream) {
   if (params.fwd.dtype == DType::kFloat16) {
     launch_append_of<__half>(params, page_size, rotated_q, stream);
   } else {

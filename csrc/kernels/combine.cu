@@ -24,7 +24,7 @@ struct StridedParts {
 };
 
 template <class Partial>
-__global__ void __launch_bounds__(kWarps * kLanes)
+__global__ void __launch_bounds__(kWarps* kLanes)
     flash_fwd_splitkv_combine_kernel(__grid_constant__ FlashCombineParams const p) {
   let_next_kernel_start();
   wait_for_previous_kernel();

@@ -101,7 +101,7 @@ __device__ void merge_group(FlashFwdParams const& p, RoleMerge const& work, int 
   } while (exists && first < work.cuts.entries);
 }
 
-__global__ void __launch_bounds__(kMergeWarps * kLanes)
+__global__ void __launch_bounds__(kMergeWarps* kLanes)
     flash_fwd_splitkv_combine_cuts_kernel(__grid_constant__ FlashFwdParams const p,
                                           __grid_constant__ RoleMerge const decode,
                                           __grid_constant__ RoleMerge const chunk) {
@@ -127,8 +127,7 @@ __global__ void __launch_bounds__(kMergeWarps * kLanes)
 
 void launch_combine_cuts(FlashFwdParams const& params, SplitkvPlan const& plan, cudaStream_t stream, bool overlap) {
   int const multiprocessors = plan.multiprocessors;
-  RoleMerge const decode(plan.decode_cuts,
-                         plan_merge(plan.decode_cuts, plan.decode, params.shape, multiprocessors));
+  RoleMerge const decode(plan.decode_cuts, plan_merge(plan.decode_cuts, plan.decode, params.shape, multiprocessors));
   RoleMerge const chunk(plan.chunk_cuts, plan_merge(plan.chunk_cuts, plan.chunk, params.shape, multiprocessors));
   launch("flash_fwd_splitkv", flash_fwd_splitkv_combine_cuts_kernel, dim3(decode.blocks + chunk.blocks),
          kMergeWarps * kLanes, 0, stream, overlap, params, decode, chunk);

@@ -17,7 +17,6 @@ void launch_combine_cuts(FlashFwdParams const& params, SplitkvPlan const& plan, 
 
 // Writes the new tokens into the cache, rotated if there are rotary tables, and rotated queries to
 // rotated_q (query rows, heads, head_dim).
-void launch_append_kv(FlashSplitkvParams const& params, FastDivisor page_size, void* rotated_q,
-                      cudaStream_t stream);
+void launch_append_kv(FlashSplitkvParams const& params, FastDivisor page_size, void* rotated_q, cudaStream_t stream);
 
 }  // namespace flashattn

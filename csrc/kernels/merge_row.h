@@ -81,8 +81,8 @@ struct Values {
 };
 
 // `parts` tells where part s of the row lies: parts.lse(s) is its log-sum-exp, parts.load(s, values) reads this
-// lane's Parts::kWidth columns of it, which exist all or not at all. What an empty part holds does not matter, and it
-// is not read where Parts says that it may not have been written.
+// lane's Parts::kWidth columns of it, which exist all or not at all. An empty part is not read; but where Parts says
+// that all have been written, the first ones are, before anybody knows which are empty: these have to be finite.
 template <class Parts>
 __device__ MergedRow<Parts::kWidth> merge_row(Parts const& parts, int count, int lane, bool column_exists) {
   float const own_lse = lane < count ? parts.lse(lane) : -kInfinity;

@@ -29,8 +29,7 @@ template <class Traits>
 CUTE_DEVICE bool take_given_split(FlashSplitkvParams const& params, SplitkvPlan const& plan, QueryTile const& tile,
                                   ForwardPlan const& role, int split, Part& slot) {
   VisibleBand const band = band_of(params, tile.seq);
-  BlockRange const range =
-      take_split(tile.visible_blocks(band, Traits::kBlockN), plan.split, split, Traits::kBlockN);
+  BlockRange const range = take_split(tile.visible_blocks(band, Traits::kBlockN), plan.split, split, Traits::kBlockN);
   PartialOutput output;
   if (plan.split.splits > 1) {
     output.out = plan.out_partial + split * plan.rows * params.fwd.shape.head_dim;
@@ -93,8 +92,7 @@ class DecodeParts {
   static constexpr bool kMany = true;
   using Search = WorkSearch<Traits::kThreads>;
 
-  CUTE_DEVICE DecodeParts(FlashSplitkvParams const& params, SplitkvPlan const& plan,
-                          typename Search::Storage& storage)
+  CUTE_DEVICE DecodeParts(FlashSplitkvParams const& params, SplitkvPlan const& plan, typename Search::Storage& storage)
       : params_(params),
         plan_(plan),
         search_(WorkList(params, plan, Traits::kBlockN), plan.automatic() ? params.fwd.shape.batch : 0, storage),

@@ -28,8 +28,7 @@ class Epilogue {
   using Element = typename Traits::Element;
   using TiledMma = typename Traits::TiledMmaPv;
 
-  CUTE_DEVICE Epilogue(FlashFwdParams const& params, Part const& part)
-      : params_(params), part_(part) {}
+  CUTE_DEVICE Epilogue(FlashFwdParams const& params, Part const& part) : params_(params), part_(part) {}
 
   // `stage` held the last block; when all threads are here, nobody needs it any more.
   template <class Acc, class Softmax>
@@ -56,8 +55,7 @@ class Epilogue {
 
   CUTE_DEVICE static auto coordinates() {
     using namespace cute;
-    Tensor const identity =
-        make_identity_tensor(cute::Shape<typename Traits::BlockM, typename Traits::HeadDim>{});
+    Tensor const identity = make_identity_tensor(cute::Shape<typename Traits::BlockM, typename Traits::HeadDim>{});
     return row_column_view(TiledMma{}.get_thread_slice(threadIdx.x).partition_C(identity));
   }
 
@@ -80,11 +78,11 @@ class Epilogue {
     Tensor out = row_column_view(acc);
     CUTE_UNROLL
     for (int i = 0; i < size<0>(out); ++i) {
-      float const factor = rows[get<0>(coords(i, 0))].state.factor();
+      auto const state = rows[get<0>(coords(i, 0))].state;
       // A row without keys is 0 even where V, which others of the tile see, is not finite.
-      if (factor == 0.f) { fill(out(i, _), 0.f); }
+      if (state.saw_nothing()) { fill(out(i, _), 0.f); }
       CUTE_UNROLL
-      for (int col = 0; col < size<1>(out); ++col) { out(i, col) *= factor; }
+      for (int col = 0; col < size<1>(out); ++col) { out(i, col) *= state.factor(); }
     }
   }
 
@@ -97,7 +95,8 @@ class Epilogue {
     float own_factors[Traits::kKeyWarps];
     CUTE_UNROLL
     for (int warp = 0; warp < Traits::kKeyWarps; ++warp) {
-      own_factors[warp] = Traits::kKeyWarps == 1 ? 1.f : rescale_factor(rows[warp][row].state.maximum, maximum, scale_log2);
+      own_factors[warp] =
+          Traits::kKeyWarps == 1 ? 1.f : rescale_factor(rows[warp][row].state.maximum, maximum, scale_log2);
       sum += rows[warp][row].state.sum * own_factors[warp];
     }
     bool const exists = part_.tile.has_row(row);
@@ -153,8 +152,8 @@ class Epilogue {
     }
   }
 
-  // Where a warp's part has an element: groups of eight columns change places from row to row, or else the eight rows that
-  // a warp writes at once would lie in the same banks.
+  // Where a warp's part has an element: groups of eight columns change places from row to row, or else the eight rows
+  // that a warp writes at once would lie in the same banks.
   template <class Coord>
   CUTE_DEVICE static constexpr int part_at(Coord const& at) {
     constexpr int kGroups = Traits::kHeadDim % 64 == 0 ? 8 : 4;
@@ -162,7 +161,8 @@ class Epilogue {
     return row * Traits::kHeadDim + (column ^ row % kGroups * 8);
   }
 
-  // Of the warps that share rows, each with some of the keys. In their order, so that the same call gives the same bits.
+  // Of the warps that share rows, each with some of the keys. In their order, so that the same call gives the same
+  // bits.
   template <class Acc, class Coords>
   CUTE_DEVICE void store_sum_of_warps(Acc const& acc, Coords const& coords, typename Traits::SharedStorage& smem,
                                       float* parts, float exponent_scale) const {
@@ -192,9 +192,10 @@ class Epilogue {
       CUTE_UNROLL
       for (int warp = 0; warp < Traits::kKeyWarps; ++warp) {
         float4 const part = *reinterpret_cast<float4 const*>(parts + warp * kTile + part_at(make_coord(row, column)));
-        float const factor = smem.rows[warp][row].state.factor();
+        auto const state = smem.rows[warp][row].state;
         // A warp without keys of the row adds nothing even where V, which others of the tile see, is not finite.
-        if (factor == 0.f) { continue; }
+        if (state.saw_nothing()) { continue; }
+        float const factor = state.factor();
         sum[0] += part.x * factor, sum[1] += part.y * factor;
         sum[2] += part.z * factor, sum[3] += part.w * factor;
       }
@@ -202,8 +203,7 @@ class Epilogue {
         *reinterpret_cast<float4*>(part_.output.out + offset + column) = make_float4(sum[0], sum[1], sum[2], sum[3]);
       } else {
         auto const rounded = cutlass::NumericArrayConverter<Element, float, 4>{}(sum);
-        *reinterpret_cast<uint2*>(base + offset + column) =
-            reinterpret_cast<uint2 const&>(rounded);
+        *reinterpret_cast<uint2*>(base + offset + column) = reinterpret_cast<uint2 const&>(rounded);
       }
     }
   }

@@ -4,8 +4,8 @@
 
 namespace flashattn::sm80 {
 
-template void launch_flash_fwd<DType::FLASHATTN_DTYPE, FLASHATTN_HEAD_DIM, FLASHATTN_ARCH>(
-    FlashFwdParams const&, cudaStream_t);
+template void launch_flash_fwd<DType::FLASHATTN_DTYPE, FLASHATTN_HEAD_DIM, FLASHATTN_ARCH>(FlashFwdParams const&,
+                                                                                           cudaStream_t);
 
 template void launch_splitkv<DType::FLASHATTN_DTYPE, FLASHATTN_HEAD_DIM, FLASHATTN_ARCH, Role::kChunk>(
     FlashSplitkvParams const&, SplitkvPlan const&, cudaStream_t);

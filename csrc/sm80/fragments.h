@@ -4,8 +4,8 @@
 // memory that the thread holds when the work is partitioned as for x.
 #pragma once
 
-#include <cute/tensor.hpp>
 #include <cutlass/numeric_conversion.h>
+#include <cute/tensor.hpp>
 
 namespace flashattn::sm80 {
 
@@ -15,8 +15,7 @@ template <class Layout>
 CUTE_DEVICE constexpr auto row_column_layout(Layout const& acc) {
   using namespace cute;
   static_assert(decltype(size<0, 0>(acc))::value == 2 && decltype(size<0, 1>(acc))::value == 2);
-  return make_layout(make_layout(get<0, 1>(acc), get<1>(acc)),
-                     make_layout(get<0, 0>(acc), get<2>(acc)));
+  return make_layout(make_layout(get<0, 1>(acc), get<1>(acc)), make_layout(get<0, 0>(acc), get<2>(acc)));
 }
 
 template <class Tensor>
@@ -30,8 +29,8 @@ template <class Layout>
 CUTE_DEVICE constexpr auto a_operand_layout(Layout const& acc) {
   using namespace cute;
   auto const pairs = logical_divide(acc, cute::Shape<X, X, _2>{});  // ((2, 2), MMA_M, (2, MMA_N / 2))
-  return make_layout(make_layout(get<0, 0>(pairs), get<0, 1>(pairs), get<2, 0>(pairs)),
-                     get<1>(pairs), get<2, 1>(pairs));
+  return make_layout(make_layout(get<0, 0>(pairs), get<0, 1>(pairs), get<2, 0>(pairs)), get<1>(pairs),
+                     get<2, 1>(pairs));
 }
 
 template <class To, class Engine, class Layout>

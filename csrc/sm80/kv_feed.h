@@ -8,7 +8,9 @@ namespace flashattn::sm80 {
 
 // Loads run ahead of the parts that are attended to, across their borders, so that memory does not wait
 // while a part is finished. `Parts` has next(slot), in which one of the threads fills the slot and which is false
-// when there are no more parts; and it says whether there can be several. All threads of the block call each function.
+// when there are no more parts; opened(part), when all threads can see it; settle(part), for what is needed last, when
+// its first loads are on their way; and it says whether there can be several. All threads of the block call each
+// function.
 template <class Traits, class Source, class Parts>
 class KvFeed {
  public:
@@ -76,8 +78,8 @@ class KvFeed {
   Part (&ring_)[Traits::kParts];
   int opened_ = 0;
   int attended_ = 0;
-  int begin_ = 0;   // of the part that is being loaded
-  int block_ = -1;  // the next block to load
+  int begin_ = 0;           // of the part that is being loaded
+  int block_ = -1;          // the next block to load
   bool has_block_ = false;  // the last one that was asked for
 };
 

@@ -50,9 +50,8 @@ class ContiguousKv {
     int const first_key = block * Traits::kBlockN;
     Element const* rows = base + first_key * row_stride;
     KeyRange const keys = exists ? keys_ : KeyRange{0, 0};
-    copy_.load_async(smem, params_.shape.head_dim, portion, [&](int row) {
-      return Row<Element const>{rows + row * row_stride, keys.has(first_key + row)};
-    });
+    copy_.load_async(smem, params_.shape.head_dim, portion,
+                     [&](int row) { return Row<Element const>{rows + row * row_stride, keys.has(first_key + row)}; });
   }
 
   FlashFwdParams const& params_;
@@ -81,7 +80,7 @@ class CacheKv {
 
   struct Storage {
     Rows rows[2][Traits::kBlockN];       // of the blocks with even and with odd numbers
-    int holes[Traits::kStages][kWarps];   // whether a warp met a page that does not exist
+    int holes[Traits::kStages][kWarps];  // whether a warp met a page that does not exist
   };
 
   CUTE_DEVICE CacheKv(FlashSplitkvParams const& params, FastDivisor page_size, Storage& storage)
@@ -129,9 +128,7 @@ class CacheKv {
  private:
   // After the copies of a block have begun.
   CUTE_DEVICE void look_ahead(int block, int stage) {
-    if (threadIdx.x < Traits::kBlockN && threadIdx.x % 32 == 0) {
-      storage_.holes[stage][threadIdx.x / 32] = met_hole_;
-    }
+    if (threadIdx.x < Traits::kBlockN && threadIdx.x % 32 == 0) { storage_.holes[stage][threadIdx.x / 32] = met_hole_; }
     find_rows(block - 1);
     page_ = find_page(block - 2);
   }

@@ -21,10 +21,9 @@ class Mainloop {
   using TiledMmaPv = typename Traits::TiledMmaPv;
   using Accumulator = decltype(cute::partition_fragment_C(
       TiledMmaPv{}, cute::Shape<typename Traits::BlockM, typename Traits::HeadDim>{}));
-  using QueryFragment = decltype(TiledMmaQk{}.get_thread_slice(0).partition_fragment_A(
-      cute::make_tensor(cute::make_smem_ptr(static_cast<Element*>(nullptr)),
-                        typename Traits::SmemLayoutQ{})));  // (MMA, MMA_M, MMA_K)
-  static constexpr int kRows = 2 * decltype(cute::size<1>(Accumulator{}))::value;  // of a thread
+  using QueryFragment = decltype(TiledMmaQk{}.get_thread_slice(0).partition_fragment_A(cute::make_tensor(
+      cute::make_smem_ptr(static_cast<Element*>(nullptr)), typename Traits::SmemLayoutQ{})));  // (MMA, MMA_M, MMA_K)
+  static constexpr int kRows = 2 * decltype(cute::size<1>(Accumulator{}))::value;              // of a thread
 
   CUTE_DEVICE Mainloop(FlashFwdParams const& params, typename Traits::SharedStorage& smem)
       : params_(params), smem_(smem), softmax_(score_mod(params.score).exponent_scale) {}
@@ -104,7 +103,7 @@ class Mainloop {
       accumulate_pv(scores, stage.v, [](Portion) {});
       if (block-- == part->begin) {
         finish(*part, acc_, softmax_, stage);
-        __syncthreads();  // out left through the memory of Q, to where `rows` said
+        __syncthreads();  // of the stage and the slots of rows, which out passed through
         part = nullptr;
       }
     }
@@ -232,8 +231,7 @@ class Mainloop {
     Tensor const coords = row_column_view(TiledMmaQk{}.get_thread_slice(threadIdx.x).partition_C(tile));
     Tensor view = row_column_view(scores);
     if (mod.active) {
-      modify_scores(mod, view, coords, first_key,
-                    [&](int row) { return smem_.rows[Traits::key_warp()][row].bias; });
+      modify_scores(mod, view, coords, first_key, [&](int row) { return smem_.rows[Traits::key_warp()][row].bias; });
     }
     if (!is_clean) { mask_scores(part.tile, params_.window, view, coords, first_key); }
     if (has_holes) {

@@ -36,8 +36,7 @@ struct Part {
 // The blocks of `range` of a tile. Where there are none, the one before block 0 stands for them: it has no keys,
 // so all its scores are masked.
 CUTE_DEVICE Part part_of(FlashFwdParams const& params, ForwardPlan const& plan, QueryTile const& tile,
-                         VisibleBand const& band, BlockRange const& range, PartialOutput const& output,
-                         bool first) {
+                         VisibleBand const& band, BlockRange const& range, PartialOutput const& output, bool first) {
   Part part;
   part.tile = tile;
   part.head_kv = plan.group.quotient(tile.first_head);

@@ -1,5 +1,5 @@
-// Where the rows of a query tile lie in memory. Worked out by one thread a row, so that those which move pieces of it
-// need no 64-bit products of their own.
+// Where the rows of a query tile lie in memory, and what ALiBi knows of them. Where rows are many, one thread a row
+// works it out, so that those which move pieces of it need no 64-bit products of their own.
 #pragma once
 
 #include "core/query_tile.h"

@@ -16,10 +16,10 @@ struct SplitkvStorage {
   typename WorkSearch<Traits::kThreads>::Storage search;
 };
 
-// The first kernel of a call is there before the one in front of it has ended, and waits for that; unless a chunk kernel
-// comes behind it, which does not wait itself and so has to find everything before the call complete. The decode kernel
-// and the chunk kernel of a call run side by side, and the merge waits for both: it waits for the chunk kernel, one
-// thread block of which waits for the decode kernel.
+// The first kernel of a call is there before the one in front of it has ended, and waits for that; unless a chunk
+// kernel comes behind it, which does not wait itself and so has to find everything before the call complete. The decode
+// kernel and the chunk kernel of a call run side by side, and the merge waits for both: it waits for the chunk kernel,
+// one thread block of which waits for the decode kernel.
 template <class Traits, Role kRole>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks)
     flash_fwd_splitkv_kernel(__grid_constant__ FlashSplitkvParams const params,

@@ -83,8 +83,7 @@ struct TileCopy {
   CUTE_DEVICE void store(Element const* smem, int head_dim, RowOf row_of) const {
     for_each_piece(Portion{}, row_of, [&](Row<Element> target, int c, int offset) {
       if (target.exists && c < head_dim) {
-        *reinterpret_cast<cute::uint128_t*>(target.data + c) =
-            *reinterpret_cast<cute::uint128_t const*>(&smem[offset]);
+        *reinterpret_cast<cute::uint128_t*>(target.data + c) = *reinterpret_cast<cute::uint128_t const*>(&smem[offset]);
       }
     });
   }

@@ -1,8 +1,8 @@
 // The types that a kernel is made of, derived from its element type, head dim and architecture.
 #pragma once
 
-#include <cute/tensor.hpp>
 #include <cutlass/numeric_types.h>
+#include <cute/tensor.hpp>
 
 #include "core/tile_table.h"
 #include "flashattn/params.h"
@@ -49,8 +49,8 @@ struct ForwardTraits {
   using MmaAtom = typename ElementTypes<kDType>::MmaAtom;
   using RowsOfWarps = cute::Int<16 * kRowWarps>;
   using KeysOfWarps = cute::Int<16 * kKeyWarps>;
-  using KeyOrder = cute::Layout<cute::Shape<cute::_8, cute::Int<kKeyWarps>, cute::_2>,
-                                cute::Stride<cute::_1, cute::_16, cute::_8>>;
+  using KeyOrder =
+      cute::Layout<cute::Shape<cute::_8, cute::Int<kKeyWarps>, cute::_2>, cute::Stride<cute::_1, cute::_16, cute::_8>>;
   using TiledMmaQk =
       cute::TiledMMA<MmaAtom, cute::Layout<cute::Shape<cute::Int<kRowWarps>, cute::Int<kKeyWarps>, cute::_1>>,
                      cute::Tile<RowsOfWarps, KeyOrder, cute::_16>>;
@@ -67,8 +67,7 @@ struct ForwardTraits {
   static constexpr int kColBlock = kHeadDim % 64 == 0 ? 64 : 32;
   using SmemAtom = decltype(cute::composition(
       cute::Swizzle<kColBlock == 64 ? 3 : 2, 3, 3>{},
-      cute::Layout<cute::Shape<cute::_8, cute::Int<kColBlock>>,
-                   cute::Stride<cute::Int<kColBlock>, cute::_1>>{}));
+      cute::Layout<cute::Shape<cute::_8, cute::Int<kColBlock>>, cute::Stride<cute::Int<kColBlock>, cute::_1>>{}));
   using SmemLayoutQ = decltype(cute::tile_to_shape(SmemAtom{}, cute::Shape<BlockM, HeadDim>{}));
   using SmemLayoutKv = decltype(cute::tile_to_shape(SmemAtom{}, cute::Shape<BlockN, HeadDim>{}));
   using SmemLayoutVt = decltype(cute::composition(
@@ -84,11 +83,13 @@ struct ForwardTraits {
     float sum;
 
     CUTE_DEVICE float factor() const { return sum; }
+    // No key, as far as out is concerned. Scores that are all NaN leave no maximum either, but a factor of NaN.
+    CUTE_DEVICE bool saw_nothing() const { return maximum == -kInfinity && sum == 0.f; }
     CUTE_DEVICE void set_factor(float factor) { sum = factor; }
   };
 
-  // What is known of a row in each of the warps that share it, one after the other: where its queries lie
-  // (query_rows.h); its bias, if the call has ALiBi; its state; where its output goes. Places only in the first warp.
+  // What is known of a row in each of the warps that share it, one after the other: in prefill where its queries lie
+  // (query_rows.h); its bias, if the call has ALiBi; its state; where no warps share rows, the place of its output.
   union RowSlot {
     int64_t offset;
     RowBias bias;
@@ -114,9 +115,9 @@ struct ForwardTraits {
   struct SharedStorage {
     alignas(128) Element q[kQueryBuffers][kBlockM * kHeadDim];  // or the output
     Stage stages[kStages];
-    RowSlot rows[kKeyWarps][kBlockM];  // of the part that is attended to
+    RowSlot rows[kKeyWarps][kBlockM];               // of the part that is attended to
     int64_t out_rows[kKeyWarps > 1 ? kBlockM : 1];  // where they go, while the slots hold factors
-    Part parts[kParts];  // in shared memory, because the main loop needs the registers
+    Part parts[kParts];                             // in shared memory, because the main loop needs the registers
   };
   static_assert(sizeof(SharedStorage) <= smem_bytes(kTile, kHeadDim));
   static_assert(sizeof(SharedStorage) <= smem_limit(kArch));
