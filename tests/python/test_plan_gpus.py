@@ -95,8 +95,12 @@ def test_a_gpu_with_unknown_peaks_has_no_roof():
 
 
 @pytest.mark.parametrize(
-    "field, value", [("multiprocessors", 0), ("capability", 9.0), ("bytes_per_second", -1)]
-)
+    "field, value",
+    [
+        ("multiprocessors", 0), ("capability", 9.0), ("bytes_per_second", -1),
+        ("bytes_per_second", 10**400), ("flops_per_second", float("nan")),
+    ],
+)  # fmt: skip
 def test_impossible_gpus(field, value):
     with pytest.raises(ValueError, match=f"{field}: expected"):
         Gpu(**{"name": "some", "capability": 90, "multiprocessors": 100, field: value})
