@@ -8,7 +8,7 @@ def definition(lines, symbol):
     word = re.escape(symbol)
     type_ = rf"(\b(def|class|struct|enum class|concept|set\()|#define)\s*{word}\b"
     function = rf"^\s*(?!return\b|throw\b)[\w:<>,*&\[\] ]*[\w>&*\]] {word}\("
-    kernel = rf"^\s*{word}\(__grid_constant__"
+    kernel = rf"(^\s*|\) ){word}\(__grid_constant__"
     value = rf"^[\w: ]*\b{word}(\[\])? = "
     for pattern in (type_, function, kernel, value):
         for number, line in enumerate(lines, 1):

@@ -94,8 +94,18 @@ def test_page(tmp_path):
     (block,) = Page("docs/distributed.md").python
     (tmp_path / "example.py").write_text(block.code)
     program = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*program, "--nproc-per-node", "2", tmp_path / "example.py"],
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+
+    def start():
+        return subprocess.run(
+            [*program, "--nproc-per-node", "2", tmp_path / "example.py"],
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+
+    done = start()
+    for _ in range(5):
+        # torch 2.14's own threads now and then abort a process with gloo at its very end, also one
+        # that does nothing but an all-gather.
+        if "terminate called without an active exception" not in done.stderr:
+            break
+        done = start()
     assert done.returncode == 0, done.stderr
