@@ -96,7 +96,7 @@ def check_written(name: str, tensor: Tensor, /, **others: object) -> None:
     """Every element of ``tensor`` has a place of its own."""
     strides = tensor.stride()
     for size, stride in zip(tensor.shape, strides, strict=True) if 0 in strides else ():
-        if stride == 0 and size > 1:
+        if stride == 0 and size > 1 and 0 not in tensor.shape:
             raise ValueError(f"{name}: expected no expanded dim, got strides {tuple(strides)}")
     if type(tensor) is not Tensor or tensor.is_meta or is_dynamo_compiling():
         return  # no memory yet

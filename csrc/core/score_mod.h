@@ -28,8 +28,11 @@ struct ScoreMod {
     return softcap > 0.f ? softcap * tanh_saturating(s * inverse_softcap) : s;
   }
 
-  // What a raw product is multiplied with for capped_quotient.
-  FA_HD float cap_exponent() const { return 2.f * kLog2e * scale * inverse_softcap; }
+  // What a raw product is multiplied with for capped_quotient. Finite, as a product of 0 has the score 0 with any cap.
+  FA_HD float cap_exponent() const {
+    constexpr float kLargest = 3.4028234e38f;
+    return ::fminf(::fmaxf(2.f * kLog2e * scale * inverse_softcap, -kLargest), kLargest);
+  }
 
   // softcap * tanh(s / softcap) as softcap - 2 softcap / (1 + e^(2 s / softcap)), right to some 3e-7 of the cap: five
   // instructions, for `exponent` = raw * cap_exponent().

@@ -67,13 +67,14 @@ bool overlap(Memory const& a, Memory const& b) {
 }  // namespace
 
 void check_written(Tensor const& tensor, char const* name, std::initializer_list<Named> others) {
+  Memory const memory(tensor, name);
+  if (memory.empty) { return; }
   Sizes const sizes = tensor.sizes(), strides = tensor.strides();
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (strides[i] == 0 && sizes[i] > 1) {
       refuse(name, "expected no expanded dim, got strides ", to_string(strides));
     }
   }
-  Memory const memory(tensor, name);
   for (Named const& other : others) {
     if (other.tensor != nullptr && overlap(memory, Memory(*other.tensor, other.name))) {
       refuse(name, "expected memory of its own, got memory that overlaps ", other.name);

@@ -13,7 +13,7 @@ from torch import Tensor
 WARM_UPS = 3
 LEAST_SAMPLES, MOST_SAMPLES = 15, 200
 HOST_WINDOW = 100  # calls; a GPU queues some thousand launches before it makes its host wait
-DELAY_CYCLES = 300_000  # some 150 us of a GPU's clock, in which any eager call is launched
+DELAY_CYCLES = 600_000  # some 300 us of a GPU's clock, in which any eager call is launched
 
 
 class Spread(NamedTuple):

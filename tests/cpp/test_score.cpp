@@ -141,6 +141,11 @@ TEST(ScoreMod, QuotientOfAnyExponent) {
     }
     EXPECT_TRUE(std::isnan(mod.capped_quotient(kNan)));
   }
+  // A product of 0 has the score 0, however large a scale and small a cap.
+  for (float scale : {16.f, -16.f, FLT_MAX}) {
+    ScoreMod const mod = flashattn::score_mod({.scale = scale, .softcap = 1e-37f});
+    EXPECT_EQ(mod.capped_quotient(0.f * mod.cap_exponent()), 0.f) << scale;
+  }
 }
 
 // A cap far above the scores changes nothing, so it must not add an error of its own either.

@@ -145,6 +145,26 @@ def test_operators_refuse_an_expanded_out(device):
     assert not call.written()
 
 
+def test_an_expanded_out_without_elements(device):
+    _, (q, k, v), _ = dense(device)
+    out = torch.empty(1, 0, *q.shape[2:], device=device, dtype=q.dtype).expand(3, -1, -1, -1)
+    k, v = (t[:1].expand(3, -1, -1, -1) for t in (k, v))
+    result = flashattn_ext.flash_fwd(q[:1, :0].expand(3, -1, -1, -1), k, v, out=out)
+    assert result is out
+
+
+def test_what_neither_operator_nor_checks_can_look_into(device):
+    """Then the operator's own words reach the caller, not those of a check that failed."""
+    _, (q, k, v), _ = dense(device)
+    sinks = torch.zeros(3, q.shape[2], device=device)
+
+    def attend(row):
+        return flashattn_ext.flash_fwd(q, k, v, sinks=row, out=torch.empty_like(q))
+
+    with pytest.raises(RuntimeError, match="flashattn_ext::fwd_out"):
+        torch.vmap(attend)(sinks)
+
+
 def test_operators_refuse_caches_in_one_place(device):
     call = Call("append", device)
     call.arguments["v_cache"] = call.arguments["k_cache"]
