@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Real
 from sys import float_info
 
 import torch
@@ -46,7 +45,7 @@ class Gpu:
             )
         for field in ("bytes_per_second", "flops_per_second"):
             value = getattr(self, field)
-            if value is not None and not (isinstance(value, Real) and 0 < value <= float_info.max):
+            if value is not None and not (isinstance(value, int | float) and 0 < value <= float_info.max):
                 raise ValueError(f"{field}: expected None or a number above 0, got {value!r}")
 
 
