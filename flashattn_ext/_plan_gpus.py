@@ -45,7 +45,8 @@ class Gpu:
             )
         for field in ("bytes_per_second", "flops_per_second"):
             value = getattr(self, field)
-            if value is not None and not (isinstance(value, int | float) and 0 < value <= float_info.max):
+            is_number = isinstance(value, int | float)
+            if value is not None and not (is_number and 0 < value <= float_info.max):
                 raise ValueError(f"{field}: expected None or a number above 0, got {value!r}")
 
 
