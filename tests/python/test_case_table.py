@@ -122,10 +122,11 @@ def bad_inputs(device):
 
 def test_numbers_of_the_page():
     page = (TREE / "docs/cases.md").read_text()
-    of_calls, of_merges = (
-        len(draws.kind_of(kind, "cpu").space.pairs) for kind in ("attention", "merge")
-    )
-    assert f"| {of_calls} of attention, {of_merges} of merges |" in page
+    for device in ("cpu", "cuda"):
+        of_calls, of_merges = (
+            len(draws.kind_of(kind, device).space.pairs) for kind in ("attention", "merge")
+        )
+        assert f"| {of_calls} of attention, {of_merges} of merges |" in page
     on_cpu, on_meta = bad_inputs("cpu"), bad_inputs("meta")
     assert f"| {on_cpu} on the CPU, {on_meta} on meta tensors |" in page
     assert f"| {len(rows()) - 4}, and 4 layers of guards |" in page
