@@ -14,6 +14,7 @@ import json
 import platform
 import sys
 from dataclasses import asdict, dataclass, replace
+from datetime import date
 from pathlib import Path
 
 import torch
@@ -127,7 +128,8 @@ def measure(device):
         print(f"{axis}: {len(points)} points", file=sys.stderr, flush=True)
     on_gpu = device == "cuda"
     where = torch.cuda.get_device_name() if on_gpu else f"CPU, {platform.machine()}"
-    return {"device": where, "torch": torch.__version__, "records": records}
+    day = date.today().isoformat()
+    return {"date": day, "device": where, "torch": torch.__version__, "records": records}
 
 
 def as_json(found):

@@ -25,7 +25,7 @@ TESTS = (
     "library", "dense", "varlen", "masks", "strides", "errors", "splitkv", "paged", "append",
     "combine", "ops", "sdpa", "flash_attn_names_kvcache",
 )  # fmt: skip
-NEEDED = ("numpy", "pytest>=8", "hypothesis>=6")
+NEEDED = ("numpy", "pytest>=8")
 
 
 def main():
