@@ -11,7 +11,6 @@ from flash_attn_calls import (
     OPTIONS,
     SCORE,
     arguments_of,
-    compare,
     run,
     same,
     score_of,
@@ -25,7 +24,7 @@ import flashattn_ext.flash_attn_interface as flash_attn
 def test_attention(name, option, device):
     call = CASES[name].but(**OPTIONS[option]).build(device)
     out, lse, s_dmask = run(name, call, return_attn_probs=True)
-    compare(call, out, lse)
+    call.compare_sequences(out, lse)
     assert s_dmask.shape == (0,) and s_dmask.dtype == out.dtype and s_dmask.device == out.device
     alone = run(name, call)
     assert isinstance(alone, torch.Tensor) and same(call, alone, out)
@@ -34,7 +33,7 @@ def test_attention(name, option, device):
 @pytest.mark.parametrize("name", CASES)
 def test_float32_on_the_cpu(name):
     call = CASES[name].but(dtype=torch.float32).build("cpu")
-    compare(call, *run(name, call, return_attn_probs=True)[:2])
+    call.compare_sequences(*run(name, call, return_attn_probs=True)[:2])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -46,7 +45,7 @@ def test_positions_of_the_arguments(name, device):
     ordered = [values[key] for key in SCORE]
     got = getattr(flash_attn, name)(*arguments_of(name, call), *ordered)
     assert same(call, got[0], expected[0]) and got[2].shape == (0,)
-    compare(call, *got[:2])
+    call.compare_sequences(*got[:2])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -80,7 +79,7 @@ def test_rows_without_a_key(device):
     """Four keys, nine queries, causal: five rows see nothing."""
     call = dense(1, 9, 4, heads=(2, 1), causal=True).build(device)
     out, lse, _ = run("flash_attn_func", call, return_attn_probs=True)
-    compare(call, out, lse)
+    call.compare_sequences(out, lse)
     assert (lse[0, :, :5] == -torch.inf).all() and lse[0, :, 5:].isfinite().all()
     assert (out[0, :5] == 0).all()
 

@@ -5,7 +5,7 @@ import inspect
 import pytest
 import torch
 from caches import dense_cache, packed_cache
-from flash_attn_calls import compare, score_of
+from flash_attn_calls import score_of
 from test_flash_attn_signatures import parameters
 
 import flashattn_ext.flash_attn_interface as flash_attn
@@ -54,7 +54,7 @@ def test_kvcache(name, device):
     call = CACHES[name].build(device)
     out, lse = run_cache(call)
     call.compare_cache()
-    compare(call, out, lse)
+    call.compare_sequences(out, lse)
 
 
 def test_kvcache_positions_of_the_arguments(device):
@@ -69,7 +69,7 @@ def test_kvcache_positions_of_the_arguments(device):
         15.0, False, o["alibi_slopes"], 2, True,
     )  # fmt: skip
     call.compare_cache()
-    compare(call, out, lse)
+    call.compare_sequences(out, lse)
 
 
 def test_kvcache_results(device):
@@ -82,7 +82,7 @@ def test_kvcache_results(device):
 def test_kvcache_without_lengths_is_full(page, device):
     call = dense_cache(2, 48, 48, heads=(4, 2), room=0, page=page).build(device)
     out, lse = run_cache(call, cache_seqlens=None)
-    compare(call, out, lse)
+    call.compare_sequences(out, lse)
     new = torch.zeros(2, 1, 2, 64, dtype=call.q.dtype, device=device)
     with pytest.raises(ValueError, match="^cache_seqlens: .* k and v are written, got None"):
         run_cache(call, cache_seqlens=None, k=new, v=new)
@@ -92,7 +92,7 @@ def test_page_table_is_the_block_table(device):
     call = KVCACHE.but(page=16).build(device)
     table = call.options["block_table"]
     out, lse = run_cache(call, block_table=None, page_table=table)
-    compare(call, out, lse)
+    call.compare_sequences(out, lse)
     with pytest.raises(ValueError, match="^page_table: expected None beside block_table"):
         run_cache(call, page_table=table)
 
@@ -101,7 +101,7 @@ def test_num_splits_has_an_effect_on_rounding_only(device):
     call = dense_cache(1, 500, heads=(4, 2), dtype=torch.float16).build(device)
     outs = [run_cache(call, num_splits=n) for n in (1, 3, 0)]
     for out, lse in outs:
-        compare(call, out, lse)
+        call.compare_sequences(out, lse)
     with pytest.raises(ValueError, match="^num_splits: expected 0"):
         run_cache(call, num_splits=-1)
 
@@ -122,7 +122,7 @@ def test_kvcache_takes_queries_and_new_tokens_of_other_strides(device):
     new["cache_batch_idx"] = torch.stack([index, torch.zeros_like(index)], dim=1)[:, 0]
     out, lse = run_cache(call, **new)
     call.compare_cache()
-    compare(call, out, lse)
+    call.compare_sequences(out, lse)
 
 
 NOT_SERVED = {
