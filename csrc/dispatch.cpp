@@ -163,20 +163,21 @@ void check_shared_memory(Gpu const& gpu, int arch, int head_dim) {
   }
 }
 
-void cuda_flash_fwd_splitkv(FlashSplitkvParams params, cudaStream_t stream) {
+void cuda_flash_fwd_splitkv(FlashSplitkvParams params, AllocateWorkspace const& allocate,
+                            cudaStream_t stream) {
   Gpu const gpu = current_gpu();
-  SplitkvPlan const plan = cuda_plan_splitkv(params, gpu);
+  int const arch = arch_of(gpu);
+  check_shared_memory(gpu, arch, params.fwd.shape.head_dim);
+  Kernels const kernels = find_kernels(params.fwd, arch);
+  SplitkvPlan plan = cuda_plan_splitkv(params, gpu);
   if (plan.workspace_bytes > 0 && params.workspace == nullptr) {
-    throw InvalidArgument("workspace: expected " + std::to_string(plan.workspace_bytes) +
-                          " bytes (splitkv_workspace_size), got null");
+    params.workspace = allocate(plan.workspace_bytes);
+    plan = cuda_plan_splitkv(params, gpu);  // the same, with pointers into the workspace
   }
   if (reinterpret_cast<uintptr_t>(params.workspace) % 128 != 0) {
     throw InvalidArgument(
         "workspace: expected a pointer aligned to 128 bytes, got one that is not");
   }
-  int const arch = arch_of(gpu);
-  check_shared_memory(gpu, arch, params.fwd.shape.head_dim);
-  Kernels const kernels = find_kernels(params.fwd, arch);
   if (params.append.seqlen > 0 || params.append.rotary_dim > 0) {
     launch_append_kv(params, plan.page_size, plan.rotated_q, stream);
     if (plan.rotated_q != nullptr) {
@@ -215,7 +216,9 @@ size_t cuda_workspace_size(FlashSplitkvParams const& params) {
 }
 
 void cuda_flash_fwd(FlashFwdParams const&, cudaStream_t) { refuse_cuda(); }
-void cuda_flash_fwd_splitkv(FlashSplitkvParams const&, cudaStream_t) { refuse_cuda(); }
+void cuda_flash_fwd_splitkv(FlashSplitkvParams const&, AllocateWorkspace const&, cudaStream_t) {
+  refuse_cuda();
+}
 size_t cuda_workspace_size(FlashSplitkvParams const&) { refuse_cuda(); }
 void launch_combine(FlashCombineParams const&, cudaStream_t, bool = false) { refuse_cuda(); }
 
@@ -241,14 +244,23 @@ size_t splitkv_workspace_size(FlashSplitkvParams const& params) {
   return cuda_workspace_size(params);
 }
 
-void run_flash_splitkv_fwd(FlashSplitkvParams const& params, cudaStream_t stream) {
+void run_flash_splitkv_fwd(FlashSplitkvParams const& params, AllocateWorkspace const& allocate,
+                           cudaStream_t stream) {
   validate(params);
   if (!has_work(params.fwd) && !appends(params)) { return; }
   if (params.fwd.device == Device::kCpu) {
     cpu::flash_splitkv_fwd(params);
   } else {
-    cuda_flash_fwd_splitkv(params, stream);
+    cuda_flash_fwd_splitkv(params, allocate, stream);
   }
+}
+
+void run_flash_splitkv_fwd(FlashSplitkvParams const& params, cudaStream_t stream) {
+  auto const refuse = [](size_t bytes) -> void* {
+    throw InvalidArgument("workspace: expected " + std::to_string(bytes) +
+                          " bytes (splitkv_workspace_size), got null");
+  };
+  run_flash_splitkv_fwd(params, refuse, stream);
 }
 
 void run_flash_combine(FlashCombineParams const& params, cudaStream_t stream) {

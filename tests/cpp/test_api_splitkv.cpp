@@ -225,6 +225,16 @@ TEST(ApiSplitkvAccepts, EdgesOfTheRules) {
   }
 }
 
+TEST(ApiSplitkvAccepts, NoWorkspaceIsAskedForOnTheCpu) {
+  SplitkvCall call;
+  call.splitkv.split.num_splits = 2;
+  flashattn::run_flash_splitkv_fwd(call.splitkv, [](size_t bytes) -> void* {
+    ADD_FAILURE() << "asked for " << bytes << " bytes";
+    return nullptr;
+  });
+  EXPECT_NEAR(call.out[0], 0.5f, 1e-6);
+}
+
 TEST(ApiSplitkvAccepts, NothingToDo) {
   for (Device device : {Device::kCpu, Device::kCuda}) {
     SplitkvCall call;

@@ -3,6 +3,8 @@
 #include <climits>
 #include <cstring>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "splitkv_problem.h"
 
@@ -263,6 +265,26 @@ TEST(SplitkvCalls, C39AMissingWorkspaceIsRefused) {
     problem.run();  // the device is still usable, and nothing was written before
     gpu::check(cudaDeviceSynchronize(), "flash_fwd_splitkv");
     problem.check_result();
+  }
+}
+
+TEST(SplitkvCalls, AWorkspaceIsAskedForWhenItsSizeIsKnown) {
+  SKIP_WITHOUT_GPU();
+  for (int splits : {4, 1}) {
+    CacheCase c;
+    c.num_splits = splits;
+    CacheProblem problem(c);
+    void* const workspace = std::exchange(problem.params().workspace, nullptr);
+    std::vector<size_t> asked;
+    flashattn::run_flash_splitkv_fwd(problem.params(), [&](size_t bytes) {
+      asked.push_back(bytes);
+      return workspace;
+    });
+    gpu::check(cudaDeviceSynchronize(), "flash_fwd_splitkv");
+    problem.check_result();
+    size_t const bytes = flashattn::splitkv_workspace_size(problem.params());
+    EXPECT_EQ(asked, bytes > 0 ? std::vector<size_t>{bytes} : std::vector<size_t>{});
+    EXPECT_EQ(bytes > 0, splits > 1);
   }
 }
 

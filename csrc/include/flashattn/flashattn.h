@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,12 @@ void run_flash_fwd(FlashFwdParams const& params, cudaStream_t stream = nullptr);
 // and clamped there: a token past the capacity or in a page that does not exist is no key, and is
 // never written. With more than one split, parts are computed first and then merged.
 void run_flash_splitkv_fwd(FlashSplitkvParams const& params, cudaStream_t stream = nullptr);
+
+// The same for a caller that gets the workspace when its size is known, in one pass: `allocate` is
+// called at most once, before anything is launched, unless the parameters have a workspace.
+using AllocateWorkspace = std::function<void*(size_t bytes)>;
+void run_flash_splitkv_fwd(FlashSplitkvParams const& params, AllocateWorkspace const& allocate,
+                           cudaStream_t stream = nullptr);
 
 // Bytes of workspace that run_flash_splitkv_fwd needs. Follows from sizes alone, so it is the same
 // for every call with these shapes (and may be asked for before a CUDA graph is captured). Needs
