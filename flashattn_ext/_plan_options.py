@@ -20,12 +20,17 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser()
     arguments = vars(options.parse_args(argv))
     picture, text, sequences, heads = (arguments.pop(name) for name in _SHOWN)
+    shown = False
     try:
         made = plan(**_complete(arguments))
         print(f"{made}\n", flush=True)
+        shown = True
         made.show(picture, text=text, sequences=sequences, heads=heads)
     except (ValueError, NotImplementedError, RuntimeError, OSError) as error:
-        options.exit(2, f"{options.prog}: {error}\n")
+        words = str(error)
+        if shown and words.startswith("heads:"):  # those of show, not those of the call
+            words = f"--show-{words}"
+        options.exit(2, f"{options.prog}: {words}\n")
     return 0
 
 

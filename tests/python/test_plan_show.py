@@ -237,6 +237,10 @@ def test_every_option_of_the_command_line(monkeypatch):
         ("--seqlen-q 1 --kv-len 9 --window 5", "argument --window: invalid window value: '5'"),
         ("--seqlen-q 1,2 --kv-len 9,9,9", "seqlen_k: expected 2 lengths"),
         ("--seqlen-q 1 --kv-len 9 --head-dim 300", "q: expected a head dim from 1 to 256"),
+        (
+            "--seqlen-q 1 --kv-len 9 --text --show-heads 50",
+            "plan: --show-heads: expected ints from 0 to 31, got 50",
+        ),
         ("--seqlen-q 1 --kv-len 9 --gpu H300", "gpu: expected None"),
         ("--seqlen-q 1 --kv-len 9 --picture a.png --text", "path: a picture"),
     ],
