@@ -87,13 +87,19 @@ def _growth(records: list[Record], titles: dict[str, str]) -> Figure:
     groups = list(dict.fromkeys(group(record) for record in records))
     figure = Figure(figsize=(4.5 * len(groups), 4), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
-        for backend in dict.fromkeys(record.backend for record in records):
+        for n, backend in enumerate(dict.fromkeys(record.backend for record in records)):
             mine = [r for r in records if r.backend == backend and group(r) == name]
+            if not mine:
+                continue
             dimension = name.replace("-", "_")
             mine.sort(key=lambda record: record.shape[dimension])
             x = [record.shape[dimension] for record in mine]
-            axes.plot(x, [r.median_us for r in mine], marker="o", ms=3, label=titles[backend])
-            axes.fill_between(x, [r.p10_us for r in mine], [r.p90_us for r in mine], alpha=0.2)
+            color = f"C{n}"
+            axes.plot(
+                x, [r.median_us for r in mine], marker="o", ms=3, color=color, label=titles[backend]
+            )
+            spread = [r.p10_us for r in mine], [r.p90_us for r in mine]
+            axes.fill_between(x, *spread, alpha=0.2, color=color)
         axes.set(yscale="log", xlabel=name, ylabel=UNIT_OF_TIME)
         axes.set_xscale("log", base=2)
         axes.grid(alpha=0.3)

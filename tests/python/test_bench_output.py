@@ -10,7 +10,7 @@ import pytest
 import torch
 from bench_calls import SHAPES, SUITES, cases
 
-from flashattn_ext.bench import backends, devices, machine, measure, run, table
+from flashattn_ext.bench import backends, devices, machine, measure, plots, run, table
 
 quick = bench_calls.quick
 
@@ -133,6 +133,25 @@ def test_notes_and_comparison():
 )
 def test_figures(value, text):
     assert table.figure(value) == text
+
+
+def test_growth_names_what_it_draws():
+    """A backend without a line in a panel is not in its legend. It has one colour in the others."""
+    pytest.importorskip("matplotlib")
+    titles = {name: backend.title for name, backend in backends.by_name().items()}
+    records = [
+        replace(record, case=f"{case}/{n}", shape={case: n})
+        for case, names in (("seqlen", ["ours", "sdpa-flash", "fa3"]), ("pages", ["ours", "fa3"]))
+        for n in (16, 32)
+        for record in fake_records(names)
+    ]
+    colours = {}
+    for axes, count in zip(plots._growth(records, titles).axes, (3, 2), strict=True):
+        lines = [line for line in axes.lines if len(line.get_xdata())]
+        legend = [text.get_text() for text in axes.get_legend().get_texts()]
+        assert len(lines) == count and legend == [line.get_label() for line in lines]
+        for line in lines:
+            assert colours.setdefault(line.get_label(), line.get_color()) == line.get_color()
 
 
 def test_plots(tmp_path, monkeypatch, quick, capsys):
