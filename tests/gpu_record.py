@@ -76,8 +76,9 @@ def check():
 
 
 def read_junit(path):
-    """Counts and the ids of failed tests, out of the XML that pytest and ctest both write."""
-    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    """Counts, those of skipped tests by reason, and the ids of failed tests, out of the XML that
+    pytest and ctest both write."""
+    counts = {"passed": 0, "failed": 0, "skipped": Counter()}
     failed = []
     for case in ElementTree.parse(path).iter("testcase"):
         kinds = {child.tag for child in case}
@@ -85,7 +86,9 @@ def read_junit(path):
             counts["failed"] += 1
             failed.append(f"{case.get('classname', 'ctest')}::{case.get('name')}")
         elif "skipped" in kinds or case.get("status") in ("notrun", "disabled"):
-            counts["skipped"] += 1
+            skipped = case.find("skipped")
+            why = None if skipped is None else skipped.get("message")
+            counts["skipped"][why or case.get("status") or "no reason given"] += 1
         else:
             counts["passed"] += 1
     return counts, failed
@@ -104,7 +107,9 @@ def run_suite(command, report):
     # Not from the root: there, the source folder hides an installed package of the same name.
     exit_code = subprocess.run(command, cwd=ROOT / "tests", check=False).returncode
     if not report.exists():
-        return {"passed": 0, "failed": 1, "skipped": 0}, [f"{command[0]}: exit code {exit_code}"]
+        return {"passed": 0, "failed": 1, "skipped": Counter()}, [
+            f"{command[0]}: exit code {exit_code}"
+        ]
     counts, failed = read_junit(report)
     if exit_code != 0 and not failed:
         counts["failed"] += 1
@@ -169,7 +174,8 @@ def record(ctest_dir, pytest_arguments):
             command = ["ctest", "--test-dir", str(Path(ctest_dir).resolve()), "-L", "gpu"]
             command += ["--no-tests=error", "--output-on-failure", "--output-junit", str(report)]
             results.append(run_suite(command, report))
-    totals = {key: sum(counts[key] for counts, _ in results) for key in results[0][0]}
+    totals = {key: sum(counts[key] for counts, _ in results) for key in ("passed", "failed")}
+    totals["skipped"] = dict(sum((counts["skipped"] for counts, _ in results), Counter()))
     failed = [name for _, names in results for name in names]
     result = {
         "content_hash": before,

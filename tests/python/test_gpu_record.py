@@ -20,7 +20,7 @@ GOOD = {
     "date": "2030-01-01",
     "passed": 3,
     "failed": 0,
-    "skipped": 1,
+    "skipped": {"no second GPU": 1},
     "failed_tests": [],
 }
 
@@ -108,7 +108,9 @@ def test_check_needs_the_standard_library_only(tree):
 PYTEST_XML = """<testsuites><testsuite><testcase classname="m" name="good"/>
 <testcase classname="m" name="bad"><failure>no</failure></testcase>
 <testcase classname="m" name="broken"><error>no</error></testcase>
-<testcase classname="m" name="left"><skipped/></testcase></testsuite></testsuites>"""
+<testcase classname="m" name="left"><skipped message="no second GPU">x.py:1: no</skipped></testcase>
+<testcase classname="m" name="same"><skipped message="no second GPU">y.py:2: no</skipped></testcase>
+<testcase classname="m" name="mute"><skipped/></testcase></testsuite></testsuites>"""
 PYTEST_PROPERTIES = """<testsuite><testcase classname="m" name="good"><properties>
 <property name="drawn calls: merge" value="20000"/></properties></testcase>
 <testcase classname="m" name="a"><properties><property name="refused" value="5"/></properties>
@@ -122,12 +124,14 @@ def test_reports_are_read(tmp_path):
     report = tmp_path / "report.xml"
     report.write_text(PYTEST_XML)
     assert gpu_record.read_junit(report) == (
-        {"passed": 1, "failed": 2, "skipped": 1},
+        {"passed": 1, "failed": 2, "skipped": {"no second GPU": 2, "no reason given": 1}},
         ["m::bad", "m::broken"],
     )
     report.write_text(CTEST_XML)
     counts, failed = gpu_record.read_junit(report)
-    assert counts == {"passed": 1, "failed": 1, "skipped": 1} and failed == ["ctest::bad"]
+    assert counts == {"passed": 1, "failed": 1, "skipped": {"notrun": 1}} and failed == [
+        "ctest::bad"
+    ]
 
 
 def test_numbers_of_tests_are_read(tmp_path):
@@ -135,7 +139,7 @@ def test_numbers_of_tests_are_read(tmp_path):
     assert gpu_record.read_numbers(report) == {}
     report.write_text(PYTEST_PROPERTIES)
     assert gpu_record.read_numbers(report) == {"drawn calls: merge": 20000, "refused": 12}
-    assert gpu_record.read_junit(report) == ({"passed": 3, "failed": 0, "skipped": 0}, [])
+    assert gpu_record.read_junit(report) == ({"passed": 3, "failed": 0, "skipped": {}}, [])
 
 
 @pytest.mark.parametrize("writes_report", [False, True])
