@@ -26,9 +26,6 @@ from ._score_checks import (
     NO_BOUND,
     check_bound,
     check_score,
-    check_softcap,
-    check_window,
-    finite,
 )
 from ._tensor_checks import check_lengths, check_metadata, check_out
 
@@ -38,7 +35,7 @@ def check_call(
     max_seqlen_q: int | None, max_seqlen_k: int | None, seqused_k: Tensor | None,
     softmax_scale: float | None, causal: bool, window_size: Sequence[int], softcap: float,
     alibi_slopes: Tensor | None, sinks: Tensor | None, out: Tensor | None,
-) -> tuple[float, int, int, float, int, int]:  # fmt: skip
+) -> tuple[float | None, int, int, float, int, int]:  # fmt: skip
     """Checks a call of `flash_fwd`.
 
     Returns (scale, left, right, softcap, bound_q, bound_k) as the operators take them.
@@ -47,7 +44,7 @@ def check_call(
     check_tensors(q, k, v)
     if q.requires_grad or k.requires_grad or v.requires_grad or forward_ad_active():
         refuse_gradients("flash_fwd", q=q, k=k, v=v)
-    head_dim = _check_operands(q, k, v, packed)
+    _check_operands(q, k, v, packed)
     bound_q = bound_k = NO_BOUND
     if packed:
         _check_cu_seqlens(q, cu_seqlens_q, cu_seqlens_k)
@@ -67,38 +64,36 @@ def check_call(
         refuse_gradients("flash_fwd", out=out)
     if (packed or seqused_k is not None) and _lengths.wanted(q):
         _lengths.check(q, k, cu_seqlens_q, cu_seqlens_k, seqused_k, bound_q, bound_k)
-    score = check_score(head_dim, softmax_scale, causal, window_size, softcap)
-    return *score, bound_q, bound_k
+    score = check_score(softmax_scale, causal, window_size, softcap)
+    return score + (bound_q, bound_k)
 
 
 def plain_numbers(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int | None, max_seqlen_k: int | None, seqused_k: Tensor | None,
+    q: Tensor, cu_seqlens_q: Tensor | None, max_seqlen_q: int | None, max_seqlen_k: int | None,
     softmax_scale: float | None, causal: bool, window_size: Sequence[int], softcap: float,
-    alibi_slopes: Tensor | None, sinks: Tensor | None, out: Tensor | None,
-) -> tuple[float, int, int, float, int, int] | None:  # fmt: skip
+) -> tuple[float | None, int, int, float, int, int] | None:  # fmt: skip
     """What check_call returns, where an operator can do the rest of its work (_plain.py)."""
     bound_q = bound_k = NO_BOUND
     try:
+        if q.shape[-1] % 8:
+            return None  # gets padded
         if cu_seqlens_q is not None:
             bound_q = check_bound("max_seqlen_q", max_seqlen_q)
             bound_k = check_bound("max_seqlen_k", max_seqlen_k)
         elif max_seqlen_q is not None or max_seqlen_k is not None:
             return None
-        head_dim = q.shape[-1]
-        if head_dim % 8:
-            return None  # gets padded
-        score = check_score(head_dim, softmax_scale, causal, window_size, softcap)
-        return *score, bound_q, bound_k
+        score = check_score(softmax_scale, causal, window_size, softcap)
+        return score + (bound_q, bound_k)
     except Exception:
         return None  # check_call says what is wrong, in its order
 
 
 def check_op(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
-    seqused_k: Tensor | None, softmax_scale: float, window_left: int, window_right: int,
-    softcap: float, alibi_slopes: Tensor | None, sinks: Tensor | None, out: Tensor | None,
-    lse: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None, window_left: int = -1,
+    window_right: int = -1, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int = NO_BOUND, max_seqlen_k: int = NO_BOUND, seqused_k: Tensor | None = None,
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, sinks: Tensor | None = None, *,
+    out: Tensor | None = None, lse: Tensor | None = None,
 ) -> None:  # fmt: skip
     """The same for the arguments of the operators, whose head dim is not padded."""
     packed = cu_seqlens_q is not None or cu_seqlens_k is not None
@@ -112,9 +107,7 @@ def check_op(
     _check_options(q, cu_seqlens_q, seqused_k, alibi_slopes, sinks)
     if out is not None:
         check_out(out, q)
-    finite("softmax_scale", softmax_scale)
-    check_softcap(softcap)
-    check_window((window_left, window_right))
+    check_score(softmax_scale, False, (window_left, window_right), softcap)
     if lse is not None:
         check_lse_out(q, lse)
 

@@ -10,49 +10,44 @@ from ._combine_checks import check_combine, partial_lse_shape
 from ._operand_checks import lse_shape
 
 
-def fwd(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
-    seqused_k: Tensor | None, max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float,
-    window_left: int, window_right: int, softcap: float, alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    _checks.check_op(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, softmax_scale, window_left, window_right,
-        softcap, alibi_slopes, sinks, None, None,
-    )  # fmt: skip
-    return _results(q)
+def fwd(q: Tensor, *others: Any) -> Tensor:
+    _checks.check_op(q, *others)
+    return _out(q)
 
 
-def fwd_out(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
-    seqused_k: Tensor | None, max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float,
-    window_left: int, window_right: int, softcap: float, alibi_slopes: Tensor | None,
-    sinks: Tensor | None, out: Tensor, lse: Tensor | None,
-) -> None:  # fmt: skip
-    _checks.check_op(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, softmax_scale, window_left, window_right,
-        softcap, alibi_slopes, sinks, out, lse,
-    )  # fmt: skip
+def fwd_lse(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    return fwd(q, *others), _lse(q)
 
 
-def fwd_splitkv(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+def fwd_out(out: Tensor, lse: Tensor | None, *inputs: Any) -> None:
+    _checks.check_op(*inputs, out=out, lse=lse)
+
+
+def fwd_splitkv(q: Tensor, *others: Any) -> Tensor:
     _splitkv_checks.check_op(q, *others)
-    return _results(q)
+    return _out(q)
 
 
-def fwd_splitkv_out(*arguments: Any) -> None:
-    *inputs, out, lse = arguments
+def fwd_splitkv_lse(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    return fwd_splitkv(q, *others), _lse(q)
+
+
+def fwd_splitkv_out(out: Tensor, lse: Tensor | None, *inputs: Any) -> None:
     _splitkv_checks.check_op(*inputs, out=out, lse=lse)
 
 
-def fwd_splitkv_append(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    _splitkv_checks.check_op(q, *others[:-5], append=others[-5:])
-    return _results(q)
+def fwd_splitkv_append(*arguments: Any) -> Tensor:
+    append, q, others = arguments[:5], arguments[5], arguments[6:]
+    _splitkv_checks.check_op(q, *others, append=append)
+    return _out(q)
 
 
-def fwd_splitkv_append_out(*arguments: Any) -> None:
-    *inputs, out, lse = arguments
-    _splitkv_checks.check_op(*inputs[:-5], append=inputs[-5:], out=out, lse=lse)
+def fwd_splitkv_append_lse(*arguments: Any) -> tuple[Tensor, Tensor]:
+    return fwd_splitkv_append(*arguments), _lse(arguments[5])
+
+
+def fwd_splitkv_append_out(out: Tensor, lse: Tensor | None, *inputs: Any) -> None:
+    _splitkv_checks.check_op(*inputs[5:], append=inputs[:5], out=out, lse=lse)
 
 
 def combine(
@@ -68,5 +63,9 @@ def combine_out(out_partial: Tensor, lse_partial: Tensor, out: Tensor, lse: Tens
     check_combine(out_partial, lse_partial, out, None, lse)
 
 
-def _results(q: Tensor) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(lse_shape(q), dtype=torch.float32)
+def _out(q: Tensor) -> Tensor:
+    return q.new_empty(q.shape)
+
+
+def _lse(q: Tensor) -> Tensor:
+    return q.new_empty(lse_shape(q), dtype=torch.float32)

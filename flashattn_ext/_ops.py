@@ -16,23 +16,26 @@ _REBUILD = "Build and install it with `pip install .` in the source tree of flas
 
 # The operators' arguments, in order.
 _FWD = [
-    "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "max_seqlen_q", "max_seqlen_k",
-    "softmax_scale", "window_left", "window_right", "softcap", "alibi_slopes", "sinks",
+    "q", "k", "v", "softmax_scale", "window_left", "window_right", "cu_seqlens_q", "cu_seqlens_k",
+    "max_seqlen_q", "max_seqlen_k", "seqused_k", "softcap", "alibi_slopes", "sinks",
 ]  # fmt: skip
 _SPLITKV = [
-    "q", "k_cache", "v_cache", "cache_seqlens", "cache_seqlen", "block_table", "cu_seqlens_q",
-    "max_seqlen_q", "cache_batch_idx", "cache_leftpad", "softmax_scale", "window_left",
-    "window_right", "softcap", "alibi_slopes", "sinks", "num_splits", "split_size",
+    "q", "k_cache", "v_cache", "cache_seqlens", "block_table", "softmax_scale", "window_left",
+    "window_right", "cu_seqlens_q", "max_seqlen_q", "cache_seqlen", "cache_batch_idx",
+    "cache_leftpad", "num_splits", "split_size", "softcap", "alibi_slopes", "sinks",
 ]  # fmt: skip
-_APPEND = ["k_new", "v_new", "rotary_cos", "rotary_sin", "rotary_interleaved"]
+_APPEND = ["k_new", "v_new", "rotary_cos", "rotary_sin", "rotary_interleaved", *_SPLITKV]
 _RESULTS = ["out", "lse"]
 _ARGUMENTS = {
     "fwd": _FWD,
-    "fwd_out": _FWD + _RESULTS,
+    "fwd_lse": _FWD,
+    "fwd_out": _RESULTS + _FWD,
     "fwd_splitkv": _SPLITKV,
-    "fwd_splitkv_out": _SPLITKV + _RESULTS,
-    "fwd_splitkv_append": _SPLITKV + _APPEND,
-    "fwd_splitkv_append_out": _SPLITKV + _APPEND + _RESULTS,
+    "fwd_splitkv_lse": _SPLITKV,
+    "fwd_splitkv_out": _RESULTS + _SPLITKV,
+    "fwd_splitkv_append": _APPEND,
+    "fwd_splitkv_append_lse": _APPEND,
+    "fwd_splitkv_append_out": _RESULTS + _APPEND,
     "combine": ["out_partial", "lse_partial", "out_dtype"],
     "combine_out": ["out_partial", "lse_partial"] + _RESULTS,
 }
@@ -77,20 +80,28 @@ def _unavailable(*_args: Any, **_kwargs: Any) -> NoReturn:
     raise RuntimeError(load_error)
 
 
+def _refuse_vmap(*_args: Any) -> NoReturn:
+    raise NotImplementedError("flashattn_ext's operators are not served inside torch.vmap")
+
+
 def _operator(name: str) -> Callable[..., Any]:
     if load_error:
         return _unavailable
     torch.library.register_fake(f"flashattn_ext::{name}", getattr(_fakes, name))
+    torch.library.register_vmap(f"flashattn_ext::{name}", _refuse_vmap)
     operator: Callable[..., Any] = _bind(name)
     return operator
 
 
 load_error = _load()
 fwd = _operator("fwd")
+fwd_lse = _operator("fwd_lse")
 fwd_out = _operator("fwd_out")
 fwd_splitkv = _operator("fwd_splitkv")
+fwd_splitkv_lse = _operator("fwd_splitkv_lse")
 fwd_splitkv_out = _operator("fwd_splitkv_out")
 fwd_splitkv_append = _operator("fwd_splitkv_append")
+fwd_splitkv_append_lse = _operator("fwd_splitkv_append_lse")
 fwd_splitkv_append_out = _operator("fwd_splitkv_append_out")
 combine = _operator("combine")
 combine_out = _operator("combine_out")

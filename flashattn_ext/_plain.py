@@ -16,7 +16,7 @@ from ._operand_checks import forward_ad_active
 
 
 def is_plain(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> bool:
-    """Whether neither gradients, tracing, a wrapper, a device that is not served nor the checked
+    """Whether neither gradients, tracing, a subclass, a device that is not served nor the checked
     mode can play a part. ``others`` are those of the call that may require a gradient too."""
     if is_dynamo_compiling() or _lengths.asked_for() or forward_ad_active():
         return False
@@ -26,26 +26,14 @@ def is_plain(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> bool:
         for tensor in (q, k, v, *others):
             if tensor is not None and getattr(tensor, "requires_grad", True):
                 return False
-    try:
-        # A wrapper of torch.func is a Tensor by type, but has no address.
-        q.data_ptr(), k.data_ptr(), v.data_ptr()
-        return q.is_cpu or _device.is_known_to_serve(q)
-    except (RuntimeError, IndexError):
-        return False
+    return q.is_cpu or _device.is_known_to_serve(q)
 
 
-def call(
-    operator: Callable[..., Any], arguments: tuple[Any, ...], check: Callable[..., Any],
-    given: tuple[Any, ...],
-) -> Any:  # fmt: skip
-    """The operator's result. What it refuses, ``check`` explains for what the caller has given."""
+def explain(check: Callable[..., Any], given: tuple[Any, ...]) -> None:
+    """Raises what ``check`` has to say of a call that the operator has refused, if anything."""
     try:
-        return operator(*arguments)
-    except Exception:
-        try:
-            check(*given)
-        except (ValueError, NotImplementedError) as reason:
-            raise reason from None
-        except RuntimeError:
-            pass  # of a tensor that the checks cannot look into either
-        raise
+        check(*given)
+    except (ValueError, NotImplementedError) as reason:
+        raise reason from None
+    except RuntimeError:
+        pass  # of a tensor that the checks cannot look into either

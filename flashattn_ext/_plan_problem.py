@@ -153,7 +153,7 @@ def _check_splitkv(
         operands.max_seqlen_q, new, new, None, None, cos, cos, True, None, causal, window_size,
         0.0, None, None, p.num_splits, p.split_size, None,
     )  # fmt: skip
-    return score[2:4]
+    return score[1:3]
 
 
 def _check_count(name: str, value: object, most: int = _MOST) -> None:

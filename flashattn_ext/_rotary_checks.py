@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ._score_checks import MAX_ROWS
+from ._score_checks import MAX_ROWS, check_flag
 from ._tensor_checks import check_tensor, require_tensor
 
 
@@ -19,8 +19,7 @@ def check_rotary(
     if k_new is None:
         name = "rotary_cos" if rotary_cos is not None else "rotary_sin"
         raise ValueError(f"{name}: only with new tokens (k_new, v_new), got none")
-    if rotary_interleaved is not True and rotary_interleaved is not False:
-        raise ValueError(f"rotary_interleaved: expected True or False, got {rotary_interleaved!r}")
+    check_flag("rotary_interleaved", rotary_interleaved)
     cos = require_tensor("rotary_cos", rotary_cos)
     sin = require_tensor("rotary_sin", rotary_sin)
     shape, head_dim = cos.shape, q.shape[-1]

@@ -20,22 +20,26 @@ SMALLEST_FLOAT32 = 2.0**-126  # with all its bits; the reciprocal of a smaller o
 
 
 def check_score(
-    head_dim: int, softmax_scale: float | None, causal: bool, window_size: Sequence[int],
-    softcap: float,
-) -> tuple[float, int, int, float]:  # fmt: skip
+    softmax_scale: float | None, causal: bool, window_size: Sequence[int], softcap: float
+) -> tuple[float | None, int, int, float]:
     """Returns (scale, left, right, softcap) as the operators take them."""
-    scale = head_dim**-0.5 if softmax_scale is None else finite("softmax_scale", softmax_scale)
+    if softmax_scale is not None:
+        softmax_scale = finite("softmax_scale", softmax_scale)
     left = right = -1
     # torch 2.10's dynamo cannot trace `is not` of tuples.
     if is_dynamo_compiling() or window_size is not OPEN_WINDOW:
         left, right = check_window(window_size)
     if causal is not False:
-        if causal is not True:
-            raise ValueError(f"causal: expected True or False, got {causal!r}")
+        check_flag("causal", causal)
         right = 0
     if type(softcap) is not float or softcap != 0.0:
         softcap = check_softcap(softcap)
-    return scale, left, right, softcap
+    return softmax_scale, left, right, softcap
+
+
+def check_flag(name: str, value: object) -> None:
+    if value is not True and value is not False:
+        raise ValueError(f"{name}: expected True or False, got {value!r}")
 
 
 def check_window(window_size: Sequence[int]) -> tuple[int, int]:

@@ -24,9 +24,6 @@ from ._score_checks import (
     NO_BOUND,
     check_bound,
     check_score,
-    check_softcap,
-    check_window,
-    finite,
     is_int,
 )
 from ._tensor_checks import (
@@ -52,8 +49,8 @@ def check_call(
     rotary_interleaved: bool, softmax_scale: float | None, causal: bool,
     window_size: Sequence[int], softcap: float, alibi_slopes: Tensor | None, sinks: Tensor | None,
     num_splits: int, split_size: int | None, out: Tensor | None,
-) -> tuple[int, float, int, int, float, int]:  # fmt: skip
-    """Returns (bound_q, scale, left, right, softcap, split_size) as the operators take them."""
+) -> tuple[float | None, int, int, float, int, int]:  # fmt: skip
+    """Returns (scale, left, right, softcap, bound_q, split_size) as the operators take them."""
     check_tensors(q, k_cache, v_cache, "k_cache", "v_cache")
     if q.requires_grad or k_cache.requires_grad or v_cache.requires_grad or forward_ad_active():
         refuse_gradients(_NAME, q=q, k_cache=k_cache, v_cache=v_cache)
@@ -62,7 +59,7 @@ def check_call(
         q, k_cache, v_cache, lengths, block_table, cu_seqlens_q, cache_batch_idx, cache_leftpad
     )
     bound_q = _check_bound_q(cu_seqlens_q, max_seqlen_q)
-    score = check_score(q.shape[-1], softmax_scale, causal, window_size, softcap)
+    score = check_score(softmax_scale, causal, window_size, softcap)
     new_tokens, positions = 0, None
     if k_new is not None or v_new is not None:
         new_tokens = _check_new_tokens(q, k_cache, v_cache, batch, k_new, v_new)
@@ -95,18 +92,15 @@ def check_call(
         if new_tokens and k_new is not None and v_new is not None:
             paged = block_table is not None
             _append_checks.check(q, k_cache, v_cache, k_new, v_new, paged, places)
-    return bound_q, *score, split_size
+    return score + (bound_q, split_size)
 
 
 def plain_numbers(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: int | Tensor,
-    block_table: Tensor | None, cu_seqlens_q: Tensor | None, max_seqlen_q: int | None,
-    k_new: Tensor | None, v_new: Tensor | None, cache_batch_idx: Tensor | None,
-    cache_leftpad: Tensor | None, rotary_cos: Tensor | None, rotary_sin: Tensor | None,
-    rotary_interleaved: bool, softmax_scale: float | None, causal: bool,
-    window_size: Sequence[int], softcap: float, alibi_slopes: Tensor | None, sinks: Tensor | None,
-    num_splits: int, split_size: int | None, out: Tensor | None,
-) -> tuple[int, float, int, int, float, int] | None:  # fmt: skip
+    cache_seqlens: int | Tensor, cu_seqlens_q: Tensor | None, max_seqlen_q: int | None,
+    k_new: Tensor | None, v_new: Tensor | None, rotary_cos: Tensor | None,
+    rotary_sin: Tensor | None, rotary_interleaved: bool, softmax_scale: float | None, causal: bool,
+    window_size: Sequence[int], softcap: float, num_splits: int, split_size: int | None,
+) -> tuple[float | None, int, int, float, int, int] | None:  # fmt: skip
     """What check_call returns, where an operator can do the rest of its work (_plain.py)."""
     if type(num_splits) is not int or split_size is not None:
         return None
@@ -122,7 +116,7 @@ def plain_numbers(
         return None
     try:
         bound_q = _check_bound_q(cu_seqlens_q, max_seqlen_q)
-        return bound_q, *check_score(q.shape[-1], softmax_scale, causal, window_size, softcap), 0
+        return check_score(softmax_scale, causal, window_size, softcap) + (bound_q, 0)
     except Exception:
         return None  # check_call says what is wrong, in its order
 
@@ -136,14 +130,15 @@ def _check_bound_q(cu_seqlens_q: Tensor | None, max_seqlen_q: int | None) -> int
 
 
 def check_op(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor | None, cache_seqlen: int,
-    block_table: Tensor | None, cu_seqlens_q: Tensor | None, max_seqlen_q: int,
-    cache_batch_idx: Tensor | None, cache_leftpad: Tensor | None, softmax_scale: float,
-    window_left: int, window_right: int, softcap: float, alibi_slopes: Tensor | None,
-    sinks: Tensor | None, num_splits: int, split_size: int, *,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor | None,
+    block_table: Tensor | None, softmax_scale: float | None = None, window_left: int = -1,
+    window_right: int = -1, cu_seqlens_q: Tensor | None = None, max_seqlen_q: int = NO_BOUND,
+    cache_seqlen: int = 0, cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None, num_splits: int = 0, split_size: int = 0,
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, sinks: Tensor | None = None, *,
     append: Sequence[Any] | None = None, out: Tensor | None = None, lse: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """The same for the operators; ``append`` is what those with new tokens have behind the rest."""
+    """The same for the operators; ``append`` is what those with new tokens have before the rest."""
     check_tensors(q, k_cache, v_cache, "k_cache", "v_cache")
     check_32_bits(q=q, k_cache=k_cache, v_cache=v_cache)
     batch, capacity = _check_cache(
@@ -165,9 +160,7 @@ def check_op(
             packed = cu_seqlens_q is not None
             queries = 0 if packed else rotated_queries(q.shape[1], window_left, window_right)
             check_positions("cache_seqlens", cache_seqlen, new_tokens, queries, positions)
-    finite("softmax_scale", softmax_scale)
-    check_softcap(softcap)
-    check_window((window_left, window_right))
+    check_score(softmax_scale, False, (window_left, window_right), softcap)
     _check_splits(num_splits, split_size or None, capacity)
     if lse is not None:
         check_lse_out(q, lse)

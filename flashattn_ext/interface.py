@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from . import _checks, _ops, _plain
 from ._operand_checks import lse_shape
-from ._score_checks import OPEN_WINDOW
+from ._score_checks import OPEN_WINDOW, check_flag
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -109,39 +109,56 @@ def flash_fwd(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, softmax_scale,
         causal, window_size, softcap, alibi_slopes, sinks, out,
     )  # fmt: skip
+    if return_lse is not False:
+        check_flag("return_lse", return_lse)
     numbers = None
     if _plain.is_plain(q, k, v, alibi_slopes, sinks, out):
-        numbers = _checks.plain_numbers(*given)
+        numbers = _checks.plain_numbers(
+            q, cu_seqlens_q, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap
+        )
     plain = numbers is not None
     scale, left, right, softcap, bound_q, bound_k = numbers or _checks.check_call(*given)
-    head_dim = q.shape[-1]
-    if head_dim % 8:
-        missing = (0, 8 - head_dim % 8)
-        q, k, v = pad(q, missing), pad(k, missing), pad(v, missing)
-    arguments: tuple[Any, ...] = (
-        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, bound_q, bound_k,
-        scale, left, right, softcap, alibi_slopes, sinks,
+    missing = 0 if plain else -q.shape[-1] % 8
+    if missing:
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        q, k, v = pad(q, (0, missing)), pad(k, (0, missing)), pad(v, (0, missing))
+
+    # Every argument costs time. What the operator would have as its default is left out.
+    more = (
+        cu_seqlens_q is not None or cu_seqlens_k is not None or seqused_k is not None
+        or softcap != 0.0 or alibi_slopes is not None or sinks is not None
     )  # fmt: skip
-    operator = _ops.fwd
+    arguments: tuple[Any, ...] = (q, k, v, scale)
+    if more or left != -1 or right != -1:
+        arguments += (left, right)
+    if more:
+        arguments += (
+            cu_seqlens_q, cu_seqlens_k, bound_q, bound_k, seqused_k, softcap, alibi_slopes, sinks,
+        )  # fmt: skip
+
     result: Any = out
     lse: Any = None
-    if out is not None:
-        if return_lse:
-            lse = torch.empty(lse_shape(q), dtype=torch.float32, device=q.device)
-        if head_dim % 8:
-            # Starts as a copy of out, so that rows which are no query's come back unchanged.
-            result = pad(out, missing)
-        operator, arguments = _ops.fwd_out, (*arguments, result, lse)
-    if plain:
-        results = _plain.call(operator, arguments, _checks.check_call, given)
-    else:
-        results = operator(*arguments)
+    try:
+        if out is None:
+            operator = _ops.fwd_lse if return_lse else _ops.fwd
+            results = operator(*arguments)
+        else:
+            if return_lse:
+                lse = torch.empty(lse_shape(q), dtype=torch.float32, device=q.device)
+            if missing:
+                # Starts as a copy of out, so that rows which are no query's come back unchanged.
+                result = pad(out, (0, missing))
+            _ops.fwd_out(result, lse, *arguments)
+    except Exception:
+        if plain:
+            _plain.explain(_checks.check_call, given)
+        raise
     if out is None:
-        result, lse = results
-        if head_dim % 8:
-            result = result[..., :head_dim].contiguous()
-    elif head_dim % 8:
-        result = out.copy_(result[..., :head_dim])
+        result, lse = results if return_lse else (results, None)
+        if missing:
+            result = result[..., :-missing].contiguous()
+    elif missing:
+        result = out.copy_(result[..., :-missing])
     return (result, lse) if return_lse else result
 
 
@@ -172,10 +189,10 @@ def supports(
     Returns:
         ``(True, "")``, or ``(False, reason)`` with the message that `flash_fwd` would raise.
     """
-    del return_lse  # every value is served
     if _ops.load_error:
         return False, _ops.load_error
     try:
+        check_flag("return_lse", return_lse)
         _checks.check_call(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k,
             softmax_scale, causal, window_size, softcap, alibi_slopes, sinks, out,

@@ -60,7 +60,8 @@ def _in_range(name: str, describe: Callable[[_Arguments], list[str]]) -> Callabl
     def call(*values: Any) -> Any:
         if is_compiling():
             return operator(*values)
-        text = " ".join(describe(dict(zip(arguments, values, strict=True))))
+        given = dict(zip(arguments, values, strict=False))  # the last ones may be left out
+        text = " ".join(describe(given))
         with_nvtx = values[0].is_cuda
         if with_nvtx:
             torch.cuda.nvtx.range_push(text)
@@ -85,20 +86,20 @@ def _over_cache(a: _Arguments) -> list[str]:
         words.append(f"pages={_shape(a['block_table'])}")
     if "k_new" in a:
         words.append(f"new={a['k_new'].shape[1]}")
-    words += [f"{name}={a[name]}" for name in ("num_splits", "split_size") if a[name]]
+    words += [f"{name}={a[name]}" for name in ("num_splits", "split_size") if a.get(name)]
     return words
 
 
 def _common(a: _Arguments) -> list[str]:
     words = [_dtype(a["q"])]
-    if a["cu_seqlens_q"] is not None:
+    if a.get("cu_seqlens_q") is not None:
         words.append(f"{a['cu_seqlens_q'].shape[0] - 1} sequences")
-    window = a["window_left"], a["window_right"]
+    window = a.get("window_left", -1), a.get("window_right", -1)
     if window != (-1, -1):
         words.append("causal" if window == (-1, 0) else f"window={window}")
-    if a["softcap"]:
+    if a.get("softcap"):
         words.append(f"softcap={a['softcap']}")
-    return words + [name for name in ("alibi_slopes", "sinks") if a[name] is not None]
+    return words + [name for name in ("alibi_slopes", "sinks") if a.get(name) is not None]
 
 
 def _merge(a: _Arguments) -> list[str]:
@@ -116,10 +117,13 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 _NAMES = {
     "fwd": _forward,
+    "fwd_lse": _forward,
     "fwd_out": _forward,
     "fwd_splitkv": _over_cache,
+    "fwd_splitkv_lse": _over_cache,
     "fwd_splitkv_out": _over_cache,
     "fwd_splitkv_append": _over_cache,
+    "fwd_splitkv_append_lse": _over_cache,
     "fwd_splitkv_append_out": _over_cache,
     "combine": _merge,
     "combine_out": _merge,

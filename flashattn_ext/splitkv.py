@@ -10,8 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 from . import _ops, _plain, _splitkv_checks
 from ._operand_checks import lse_shape
-from ._score_checks import OPEN_WINDOW
-
+from ._score_checks import OPEN_WINDOW, check_flag
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -157,13 +156,18 @@ def flash_fwd_splitkv(
         cache_batch_idx, cache_leftpad, rotary_cos, rotary_sin, rotary_interleaved, softmax_scale,
         causal, window_size, softcap, alibi_slopes, sinks, num_splits, split_size, out,
     )  # fmt: skip
+    if return_lse is not False:
+        check_flag("return_lse", return_lse)
     numbers = None
     if _plain.is_plain(
         q, k_cache, v_cache, k_new, v_new, rotary_cos, rotary_sin, alibi_slopes, sinks, out
     ):
-        numbers = _splitkv_checks.plain_numbers(*given)
+        numbers = _splitkv_checks.plain_numbers(
+            cache_seqlens, cu_seqlens_q, max_seqlen_q, k_new, v_new, rotary_cos, rotary_sin,
+            rotary_interleaved, softmax_scale, causal, window_size, softcap, num_splits, split_size,
+        )  # fmt: skip
     plain = numbers is not None
-    bound_q, scale, left, right, softcap, size = numbers or _splitkv_checks.check_call(*given)
+    scale, left, right, softcap, bound_q, size = numbers or _splitkv_checks.check_call(*given)
     lengths: Tensor | None = None
     length = 0
     if isinstance(cache_seqlens, Tensor):
@@ -173,22 +177,40 @@ def flash_fwd_splitkv(
         lengths = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
     else:
         length = int(cache_seqlens)
-    arguments: tuple[Any, ...] = (
-        q, k_cache, v_cache, lengths, length, block_table, cu_seqlens_q, bound_q, cache_batch_idx,
-        cache_leftpad, scale, left, right, softcap, alibi_slopes, sinks, num_splits, size,
+
+    # Every argument costs time. What the operator would have as its default is left out.
+    more = (
+        cache_batch_idx is not None or cache_leftpad is not None or num_splits != 0 or size != 0
+        or softcap != 0.0 or alibi_slopes is not None or sinks is not None
     )  # fmt: skip
-    operator = _ops.fwd_splitkv if out is None else _ops.fwd_splitkv_out
+    lengths_too = more or cu_seqlens_q is not None or length != 0
+    arguments: tuple[Any, ...] = (q, k_cache, v_cache, lengths, block_table, scale)
+    if lengths_too or left != -1 or right != -1:
+        arguments += (left, right)
+    if lengths_too:
+        arguments += (cu_seqlens_q, bound_q, length)
+    if more:
+        arguments += (
+            cache_batch_idx, cache_leftpad, num_splits, size, softcap, alibi_slopes, sinks,
+        )  # fmt: skip
+
     if k_new is not None:
-        arguments = (*arguments, k_new, v_new, rotary_cos, rotary_sin, rotary_interleaved)
-        operator = _ops.fwd_splitkv_append if out is None else _ops.fwd_splitkv_append_out
-    lse: Any = None
-    if out is not None:
+        arguments = (k_new, v_new, rotary_cos, rotary_sin, rotary_interleaved, *arguments)
+    try:
+        if out is None:
+            if return_lse:
+                operator = _ops.fwd_splitkv_lse if k_new is None else _ops.fwd_splitkv_append_lse
+            else:
+                operator = _ops.fwd_splitkv if k_new is None else _ops.fwd_splitkv_append
+            results: Tensor | tuple[Tensor, Tensor] = operator(*arguments)
+            return results
+        lse: Any = None
         if return_lse:
             lse = torch.empty(lse_shape(q), dtype=torch.float32, device=q.device)
-        arguments = (*arguments, out, lse)
-    if plain:
-        results = _plain.call(operator, arguments, _splitkv_checks.check_call, given)
-    else:
-        results = operator(*arguments)
-    result, lse = results if out is None else (out, lse)
-    return (result, lse) if return_lse else result
+        operator = _ops.fwd_splitkv_out if k_new is None else _ops.fwd_splitkv_append_out
+        operator(out, lse, *arguments)
+        return (out, lse) if return_lse else out
+    except Exception:
+        if plain:
+            _plain.explain(_splitkv_checks.check_call, given)
+        raise

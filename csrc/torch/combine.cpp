@@ -10,36 +10,32 @@
 namespace flashattn {
 namespace {
 
-using Shape64 = std::vector<int64_t>;
+using torch::headeronly::ScalarType;
+using torch::stable::detail::from;
+using torch::stable::detail::to;
 
 // Of one result, without the dim of the parts.
-Shape64 out_shape(Tensor const& out_partial) {
-  Sizes const sizes = out_partial.sizes();
-  return {sizes.begin() + 1, sizes.end()};
+Sizes out_shape(View const& out_partial) {
+  return {out_partial.sizes.data() + 1, out_partial.sizes.size() - 1};
 }
 
-Shape64 lse_shape_of(Shape64 const& out) {
-  if (out.size() == 3) { return {out[1], out[0]}; }
-  return {out[0], out[2], out[1]};
-}
-
-void check_parts(Tensor const& out_partial, Tensor const& lse_partial) {
+void check_parts(View const& out_partial, View const& lse_partial) {
   int64_t const rank = out_partial.dim();
   if (rank != 4 && rank != 5) {
-    refuse("out_partial", "expected 4 or 5 dims, got shape ", to_string(out_partial.sizes()));
+    refuse("out_partial", "expected 4 or 5 dims, got shape ", to_string(out_partial.sizes));
   }
   check_last_stride(out_partial, "out_partial");
-  if (lse_partial.scalar_type() != ScalarType::Float) {
+  if (lse_partial.dtype != aoti_torch_dtype_float32()) {
     refuse("lse_partial", "expected dtype float32");
   }
-  Shape64 expected = lse_shape_of(out_shape(out_partial));
+  std::vector<int64_t> expected = lse_shape(out_shape(out_partial));
   expected.insert(expected.begin(), out_partial.size(0));
   check_shape(lse_partial, "lse_partial", expected);
   check_device(lse_partial, "lse_partial", out_partial);
 }
 
 // Everything but out and lse.
-FlashCombineParams input_params(Tensor const& out_partial, Tensor const& lse_partial) {
+FlashCombineParams input_params(View const& out_partial, View const& lse_partial) {
   check_parts(out_partial, lse_partial);
   int64_t const row = out_partial.dim() - 3;
   bool const packed = row == 1;
@@ -51,9 +47,9 @@ FlashCombineParams input_params(Tensor const& out_partial, Tensor const& lse_par
   params.heads = narrow("out_partial", out_partial.size(row + 1));
   params.head_dim = narrow("out_partial", out_partial.size(row + 2));
   params.partial_dtype = dtype_of(out_partial, "out_partial");
-  params.out_partial = strided(out_partial, out_partial.const_data_ptr(), 1);
+  params.out_partial = strided(out_partial, out_partial.data(), 1);
   params.out_split_stride = stride_or_zero(out_partial, 0);
-  params.lse_partial = static_cast<float const*>(lse_partial.const_data_ptr());
+  params.lse_partial = static_cast<float const*>(lse_partial.data());
   params.lse_split_stride = stride_or_zero(lse_partial, 0);
   params.lse_batch_stride = packed ? 0 : stride_or_zero(lse_partial, 1);
   params.lse_head_stride = stride_or_zero(lse_partial, row);
@@ -61,31 +57,32 @@ FlashCombineParams input_params(Tensor const& out_partial, Tensor const& lse_par
   return params;
 }
 
-void run(FlashCombineParams& params, Tensor const& out, float* lse) {
+void run(FlashCombineParams& params, View const& out, float* lse) {
   params.out_dtype = dtype_of(out, "out");
-  params.out = strided(out, out.mutable_data_ptr());
+  params.out = strided(out, out.tensor.mutable_data_ptr());
   params.lse = lse;
   on_device_of(out, [&](cudaStream_t stream) { run_flash_combine(params, stream); });
 }
 
 std::tuple<Tensor, Tensor> combine(Tensor const& out_partial, Tensor const& lse_partial,
                                    std::optional<ScalarType> out_dtype) {
-  FlashCombineParams params = input_params(out_partial, lse_partial);
-  Shape64 const shape = out_shape(out_partial);
-  Tensor const out = empty(shape, out_dtype.value_or(out_partial.scalar_type()), out_partial);
-  Tensor const lse = empty(lse_shape_of(shape), ScalarType::Float, out_partial);
+  View const parts = out_partial;
+  FlashCombineParams params = input_params(parts, lse_partial);
+  int32_t const dtype = out_dtype ? to<int32_t>(from(*out_dtype)) : parts.dtype;
+  Tensor out = empty(out_shape(parts), dtype, parts);
+  Tensor lse = empty(lse_shape(out_shape(parts)), aoti_torch_dtype_float32(), parts);
   run(params, out, lse_data(lse));
   return {out, lse};
 }
 
 void combine_out(Tensor const& out_partial, Tensor const& lse_partial, Tensor const& out,
                  OptionalTensor const& lse) {
-  FlashCombineParams params = input_params(out_partial, lse_partial);
-  Shape64 const shape = out_shape(out_partial);
-  check_shape(out, "out", shape);
-  check_last_stride(out, "out");
-  check_device(out, "out", out_partial);
-  run(params, out, checked_lse_data(lse, out_partial, lse_shape_of(shape)));
+  View const parts = out_partial, result = out;
+  FlashCombineParams params = input_params(parts, lse_partial);
+  check_shape(result, "out", out_shape(parts));
+  check_last_stride(result, "out");
+  check_device(result, "out", parts);
+  run(params, result, checked_lse_data(lse, parts, lse_shape(out_shape(parts))));
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
-// The operators `fwd` and `fwd_out`.
+// The operators `fwd`, `fwd_lse` and `fwd_out`.
 #include <tuple>
-#include <vector>
 
 #include "flashattn/flashattn.h"
 #include "torch/op_support.h"
@@ -11,17 +10,17 @@ namespace flashattn {
 namespace {
 
 struct Arguments {
-  Tensor const& q;
-  Tensor const& k;
-  Tensor const& v;
-  OptionalTensor const& cu_seqlens_q;
-  OptionalTensor const& cu_seqlens_k;
-  OptionalTensor const& seqused_k;
-  int64_t max_seqlen_q;
-  int64_t max_seqlen_k;
-  double softmax_scale;
+  View q;
+  View k;
+  View v;
+  std::optional<double> softmax_scale;
   int64_t window_left;
   int64_t window_right;
+  OptionalTensor const& cu_seqlens_q;
+  OptionalTensor const& cu_seqlens_k;
+  int64_t max_seqlen_q;
+  int64_t max_seqlen_k;
+  OptionalTensor const& seqused_k;
   double softcap;
   OptionalTensor const& alibi_slopes;
   OptionalTensor const& sinks;
@@ -35,13 +34,13 @@ void check_operands(Arguments const& a) {
   }
   int64_t const rank = a.packed() ? 3 : 4;
   if (a.q.dim() != rank) {
-    refuse("q", "expected ", rank, " dims, got shape ", to_string(a.q.sizes()));
+    refuse("q", "expected ", rank, " dims, got shape ", to_string(a.q.sizes));
   }
   check_layout(a.q, "q");
   if (a.k.dim() != rank || a.k.size(rank - 1) != a.q.size(rank - 1) ||
       (!a.packed() && a.k.size(0) != a.q.size(0))) {
     refuse("k", "expected q's head dim", a.packed() ? "" : " and batch", ", got shape ",
-           to_string(a.k.sizes()), " for q ", to_string(a.q.sizes()));
+           to_string(a.k.sizes), " for q ", to_string(a.q.sizes));
   }
   check_operand(a.k, "k", a.k, a.q);
   check_operand(a.v, "v", a.k, a.q);
@@ -83,66 +82,78 @@ FlashFwdParams input_params(Arguments const& a) {
   params.device = device_of(a.q);
   params.dtype = dtype_of(a.q, "q");
   params.shape = shape_of(a);
-  params.q = strided(a.q, a.q.const_data_ptr());
-  params.k = strided(a.k, a.k.const_data_ptr());
-  params.v = strided(a.v, a.v.const_data_ptr());
+  params.q = strided(a.q, a.q.data());
+  params.k = strided(a.k, a.k.data());
+  params.v = strided(a.v, a.v.data());
   params.lengths = lengths_of(a, params.shape);
   params.window = window_of(a.window_left, a.window_right);
   params.score = score_of(a.q, params.shape, a.softmax_scale, a.softcap, a.alibi_slopes, a.sinks);
   return params;
 }
 
-void run(FlashFwdParams& params, Tensor const& q, Tensor const& out, float* lse) {
-  params.out = strided(out, out.mutable_data_ptr());
+void run(FlashFwdParams& params, View const& q, View const& out, float* lse) {
+  params.out = strided(out, out.tensor.mutable_data_ptr());
   params.lse = lse;
   on_device_of(q, [&](cudaStream_t stream) { run_flash_fwd(params, stream); });
 }
 
-std::tuple<Tensor, Tensor> fwd(Arguments const& a) {
+Tensor fwd(Arguments const& a) {
   FlashFwdParams params = input_params(a);
-  auto results = empty_results(a.q);
-  run(params, a.q, std::get<0>(results), lse_data(std::get<1>(results)));
-  return results;
+  Tensor out = empty_out(a.q);
+  run(params, a.q, out, nullptr);
+  return out;
+}
+
+std::tuple<Tensor, Tensor> fwd_lse(Arguments const& a) {
+  FlashFwdParams params = input_params(a);
+  Tensor out = empty_out(a.q), lse = empty_lse(a.q);
+  run(params, a.q, out, lse_data(lse));
+  return {out, lse};
 }
 
 void fwd_out(Arguments const& a, Tensor const& out, OptionalTensor const& lse) {
   FlashFwdParams params = input_params(a);
   check_operand(out, "out", a.q, a.q);
   check_layout(out, "out");
-  check_written(
-      out, "out",
-      {named("q", a.q), named("k", a.k), named("v", a.v), named("cu_seqlens_q", a.cu_seqlens_q),
-       named("cu_seqlens_k", a.cu_seqlens_k), named("seqused_k", a.seqused_k),
-       named("alibi_slopes", a.alibi_slopes), named("sinks", a.sinks)});
-  run(params, a.q, out, checked_lse_data(lse, a.q, lse_shape(a.q)));
+  check_written(out, "out",
+                {named("q", a.q.tensor), named("k", a.k.tensor), named("v", a.v.tensor),
+                 named("cu_seqlens_q", a.cu_seqlens_q), named("cu_seqlens_k", a.cu_seqlens_k),
+                 named("seqused_k", a.seqused_k), named("alibi_slopes", a.alibi_slopes),
+                 named("sinks", a.sinks)});
+  run(params, a.q, out, checked_lse_data(lse, a.q, lse_shape(a.q.sizes)));
 }
 
-#define FLASHATTN_FWD_SCHEMA                                                                      \
-  "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, " \
-  "int max_seqlen_q, int max_seqlen_k, float softmax_scale, int window_left, int window_right, "  \
-  "float softcap, Tensor? alibi_slopes, Tensor? sinks"
+// What is seldom given comes last: a call that leaves it out is cheaper.
+#define FLASHATTN_INPUTS                                                              \
+  "Tensor q, Tensor k, Tensor v, float? softmax_scale=None, int window_left=-1, int " \
+  "window_right=-1, "                                                                 \
+  "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int max_seqlen_q=-1, "       \
+  "int max_seqlen_k=-1, Tensor? seqused_k=None, float softcap=0.0, "                  \
+  "Tensor? alibi_slopes=None, Tensor? sinks=None"
 
-// An operator from a function of Arguments and what the schema has behind them.
-template <auto kFunction, class... Rest>
-auto op(Tensor const& q, Tensor const& k, Tensor const& v, OptionalTensor const& cu_seqlens_q,
-        OptionalTensor const& cu_seqlens_k, OptionalTensor const& seqused_k, int64_t max_seqlen_q,
-        int64_t max_seqlen_k, double softmax_scale, int64_t window_left, int64_t window_right,
-        double softcap, OptionalTensor const& alibi_slopes, OptionalTensor const& sinks,
-        Rest const&... rest) {
-  return kFunction({q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, max_seqlen_q, max_seqlen_k,
-                    softmax_scale, window_left, window_right, softcap, alibi_slopes, sinks},
-                   rest...);
+// An operator from a function of Arguments and of what the schema has before them.
+template <auto kFunction, class... First>
+auto op(First const&... first, Tensor const& q, Tensor const& k, Tensor const& v,
+        std::optional<double> const& softmax_scale, int64_t window_left, int64_t window_right,
+        OptionalTensor const& cu_seqlens_q, OptionalTensor const& cu_seqlens_k,
+        int64_t max_seqlen_q, int64_t max_seqlen_k, OptionalTensor const& seqused_k, double softcap,
+        OptionalTensor const& alibi_slopes, OptionalTensor const& sinks) {
+  return kFunction({q, k, v, softmax_scale, window_left, window_right, cu_seqlens_q, cu_seqlens_k,
+                    max_seqlen_q, max_seqlen_k, seqused_k, softcap, alibi_slopes, sinks},
+                   first...);
 }
 
 }  // namespace
 
 void define_fwd(Library& m) {
-  m.def("fwd(" FLASHATTN_FWD_SCHEMA ") -> (Tensor out, Tensor lse)");
-  m.def("fwd_out(" FLASHATTN_FWD_SCHEMA ", Tensor(a!) out, Tensor(b!)? lse) -> ()");
+  m.def("fwd(" FLASHATTN_INPUTS ") -> Tensor");
+  m.def("fwd_lse(" FLASHATTN_INPUTS ") -> (Tensor out, Tensor lse)");
+  m.def("fwd_out(Tensor(a!) out, Tensor(b!)? lse, " FLASHATTN_INPUTS ") -> ()");
 }
 
 void implement_fwd(Library& m) {
   m.impl("fwd", TORCH_BOX((&op<fwd>)));
+  m.impl("fwd_lse", TORCH_BOX((&op<fwd_lse>)));
   m.impl("fwd_out", TORCH_BOX((&op<fwd_out, Tensor, OptionalTensor>)));
 }
 

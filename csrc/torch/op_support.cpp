@@ -3,6 +3,8 @@
 #include <torch/csrc/stable/c/shim.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstdlib>
 
 // Declared by torch only for code that is built for CUDA. Weak, because a CPU-only torch lacks it.
@@ -20,14 +22,14 @@ void follow_torch_threads() {
   }
 }
 
-Score score_of(Tensor const& q, Shape const& shape, double softmax_scale, double softcap,
-               OptionalTensor const& alibi_slopes, OptionalTensor const& sinks) {
+Score score_of(View const& q, Shape const& shape, std::optional<double> softmax_scale,
+               double softcap, OptionalTensor const& alibi_slopes, OptionalTensor const& sinks) {
   Score score;
-  score.scale = static_cast<float>(softmax_scale);
+  score.scale = static_cast<float>(softmax_scale ? *softmax_scale : std::pow(shape.head_dim, -0.5));
   score.softcap = static_cast<float>(softcap);
   if (alibi_slopes) {
-    Tensor const& slopes = *alibi_slopes;
-    if (slopes.scalar_type() != ScalarType::Float) {
+    View const slopes = *alibi_slopes;
+    if (slopes.dtype != aoti_torch_dtype_float32()) {
       refuse("alibi_slopes", "expected dtype float32");
     }
     if (slopes.dim() == 2) {
@@ -38,55 +40,49 @@ Score score_of(Tensor const& q, Shape const& shape, double softmax_scale, double
     }
     check_last_stride(slopes, "alibi_slopes");
     check_device(slopes, "alibi_slopes", q);
-    score.alibi_slopes = static_cast<float const*>(slopes.const_data_ptr());
+    score.alibi_slopes = static_cast<float const*>(slopes.data());
   }
   if (sinks) {
-    score.sinks_dtype = dtype_of(*sinks, "sinks");
-    if (sinks->scalar_type() != ScalarType::Float && sinks->scalar_type() != q.scalar_type()) {
+    View const logits = *sinks;
+    score.sinks_dtype = dtype_of(logits, "sinks");
+    if (logits.dtype != aoti_torch_dtype_float32() && logits.dtype != q.dtype) {
       refuse("sinks", "expected dtype float32 or that of q");
     }
-    check_shape(*sinks, "sinks", {shape.heads});
-    check_last_stride(*sinks, "sinks");
-    check_device(*sinks, "sinks", q);
-    score.sinks = sinks->const_data_ptr();
+    check_shape(logits, "sinks", {shape.heads});
+    check_last_stride(logits, "sinks");
+    check_device(logits, "sinks", q);
+    score.sinks = logits.data();
   }
   return score;
 }
 
-std::vector<int64_t> lse_shape(Tensor const& q) {
-  if (q.dim() == 3) { return {q.size(1), q.size(0)}; }
-  return {q.size(0), q.size(2), q.size(1)};
+std::vector<int64_t> lse_shape(Sizes q) {
+  if (q.size() == 3) { return {q[1], q[0]}; }
+  return {q[0], q[2], q[1]};
 }
 
-float* checked_lse_data(OptionalTensor const& lse, Tensor const& like,
-                        std::vector<int64_t> const& shape) {
+float* checked_lse_data(OptionalTensor const& lse, View const& like, Sizes shape) {
   if (!lse) { return nullptr; }
-  if (lse->scalar_type() != ScalarType::Float) { refuse("lse", "expected dtype float32"); }
-  check_device(*lse, "lse", like);
-  check_shape(*lse, "lse", shape);
+  View const tensor = *lse;
+  if (tensor.dtype != aoti_torch_dtype_float32()) { refuse("lse", "expected dtype float32"); }
+  check_device(tensor, "lse", like);
+  check_shape(tensor, "lse", shape);
   if (!lse->is_contiguous()) { refuse("lse", "expected a contiguous tensor"); }
   return lse_data(*lse);
 }
 
-Tensor empty(std::vector<int64_t> const& shape, ScalarType dtype, Tensor const& like) {
-  std::vector<int64_t> strides(shape.size(), 1);
-  for (size_t i = shape.size() - 1; i > 0; --i) {
-    strides[i - 1] = strides[i] * std::max<int64_t>(shape[i], 1);
+Tensor empty(Sizes shape, int32_t dtype, View const& like) {
+  std::array<int64_t, kMaxDims> strides;
+  int64_t stride = 1;
+  for (size_t i = shape.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<int64_t>(shape[i], 1);
   }
-  int32_t const type =
-      like.is_cuda() ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      static_cast<int64_t>(shape.size()), shape.data(), strides.data(),
-      torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)), type,
-      like.get_device_index(), &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(),
+                                                  strides.data(), dtype, like.device_type,
+                                                  like.device_index, &handle));
   return Tensor(handle);
-}
-
-std::tuple<Tensor, Tensor> empty_results(Tensor const& q) {
-  Sizes const sizes = q.sizes();
-  return {empty({sizes.begin(), sizes.end()}, q.scalar_type(), q),
-          empty(lse_shape(q), ScalarType::Float, q)};
 }
 
 void* current_stream(int32_t device) {

@@ -7,8 +7,6 @@
 namespace flashattn {
 namespace {
 
-constexpr size_t kMaxDims = 4;
-
 // The memory of a tensor, in bytes.
 struct Memory {
   uintptr_t begin;
@@ -20,12 +18,12 @@ struct Memory {
   bool empty = false;
   bool contiguous;
 
-  Memory(Tensor const& tensor, char const* name)
-      : begin(reinterpret_cast<uintptr_t>(tensor.const_data_ptr())),
-        item(item_bytes(tensor)),
-        contiguous(tensor.is_contiguous()) {
+  Memory(View const& view, char const* name)
+      : begin(reinterpret_cast<uintptr_t>(view.data())),
+        item(view.item_bytes()),
+        contiguous(view.tensor.is_contiguous()) {
     extent = item;
-    Sizes const sizes = tensor.sizes(), strides = tensor.strides();
+    Sizes const sizes = view.sizes, strides = view.strides;
     if (sizes.size() > kMaxDims) { refuse(name, "expected at most ", kMaxDims, " dims"); }
     for (size_t i = 0; i < sizes.size(); ++i) {
       empty |= sizes[i] == 0;
@@ -66,13 +64,12 @@ bool overlap(Memory const& a, Memory const& b) {
 
 }  // namespace
 
-void check_written(Tensor const& tensor, char const* name, std::initializer_list<Named> others) {
+void check_written(View const& tensor, char const* name, std::initializer_list<Named> others) {
   Memory const memory(tensor, name);
   if (memory.empty) { return; }
-  Sizes const sizes = tensor.sizes(), strides = tensor.strides();
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (strides[i] == 0 && sizes[i] > 1) {
-      refuse(name, "expected no expanded dim, got strides ", to_string(strides));
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    if (tensor.stride(i) == 0 && tensor.size(i) > 1) {
+      refuse(name, "expected no expanded dim, got strides ", to_string(tensor.strides));
     }
   }
   for (Named const& other : others) {

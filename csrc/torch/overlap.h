@@ -21,6 +21,6 @@ inline Named named(char const* name, OptionalTensor const& tensor) {
 // Unless it is empty: no dim is expanded, and no memory is surely that of one of `others` too.
 // Interleaved views of one buffer do not count: exact where one of two tensors is contiguous, of
 // two others only the first element is compared.
-void check_written(Tensor const& tensor, char const* name, std::initializer_list<Named> others);
+void check_written(View const& tensor, char const* name, std::initializer_list<Named> others);
 
 }  // namespace flashattn

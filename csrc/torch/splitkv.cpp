@@ -1,4 +1,5 @@
-// The operators `fwd_splitkv` and `fwd_splitkv_append`, and those that write into a given out.
+// The operators `fwd_splitkv` and `fwd_splitkv_append`, those that return the lse too, and those
+// that write into a given out.
 #include <tuple>
 
 #include "flashattn/flashattn.h"
@@ -10,31 +11,31 @@ namespace flashattn {
 namespace {
 
 struct Arguments {
-  Tensor const& q;
-  Tensor const& k_cache;
-  Tensor const& v_cache;
+  View q;
+  View k_cache;
+  View v_cache;
   OptionalTensor const& cache_seqlens;
-  int64_t cache_seqlen;  // of every sequence, without cache_seqlens
   OptionalTensor const& block_table;
-  OptionalTensor const& cu_seqlens_q;
-  int64_t max_seqlen_q;
-  OptionalTensor const& cache_batch_idx;
-  OptionalTensor const& cache_leftpad;
-  double softmax_scale;
+  std::optional<double> softmax_scale;
   int64_t window_left;
   int64_t window_right;
+  OptionalTensor const& cu_seqlens_q;
+  int64_t max_seqlen_q;
+  int64_t cache_seqlen;  // of every sequence, without cache_seqlens
+  OptionalTensor const& cache_batch_idx;
+  OptionalTensor const& cache_leftpad;
+  int64_t num_splits;
+  int64_t split_size;
   double softcap;
   OptionalTensor const& alibi_slopes;
   OptionalTensor const& sinks;
-  int64_t num_splits;
-  int64_t split_size;
 
   bool packed() const { return cu_seqlens_q.has_value(); }
 };
 
 struct NewTokens {
-  Tensor const& k;
-  Tensor const& v;
+  View k;
+  View v;
   OptionalTensor const& rotary_cos;
   OptionalTensor const& rotary_sin;
   bool rotary_interleaved;
@@ -43,12 +44,12 @@ struct NewTokens {
 void check_operands(Arguments const& a) {
   int64_t const rank = a.packed() ? 3 : 4;
   if (a.q.dim() != rank) {
-    refuse("q", "expected ", rank, " dims, got shape ", to_string(a.q.sizes()));
+    refuse("q", "expected ", rank, " dims, got shape ", to_string(a.q.sizes));
   }
   check_layout(a.q, "q");
   if (a.k_cache.dim() != 4 || a.k_cache.size(3) != a.q.size(rank - 1)) {
-    refuse("k_cache", "expected 4 dims with q's head dim, got shape ", to_string(a.k_cache.sizes()),
-           " for q ", to_string(a.q.sizes()));
+    refuse("k_cache", "expected 4 dims with q's head dim, got shape ", to_string(a.k_cache.sizes),
+           " for q ", to_string(a.q.sizes));
   }
   check_operand(a.k_cache, "k_cache", a.k_cache, a.q);
   check_operand(a.v_cache, "v_cache", a.k_cache, a.q);
@@ -70,16 +71,16 @@ Shape shape_of(Arguments const& a) {
 }
 
 void set_pages(Cache& cache, Arguments const& a, int batch) {
-  Tensor const& table = *a.block_table;
+  View const table = *a.block_table;
   if (a.cache_batch_idx) { refuse("cache_batch_idx", "only without block_table, got both"); }
-  if (table.scalar_type() != ScalarType::Int) { refuse("block_table", "expected dtype int32"); }
+  if (table.dtype != aoti_torch_dtype_int32()) { refuse("block_table", "expected dtype int32"); }
   if (table.dim() != 2) {
-    refuse("block_table", "expected 2 dims, got shape ", to_string(table.sizes()));
+    refuse("block_table", "expected 2 dims, got shape ", to_string(table.sizes));
   }
   check_shape(table, "block_table", {batch, table.size(1)});
   check_last_stride(table, "block_table");
   check_device(table, "block_table", a.q);
-  cache.block_table = static_cast<int const*>(table.const_data_ptr());
+  cache.block_table = static_cast<int const*>(table.data());
   cache.block_table_stride = stride_or_zero(table, 0);
   cache.table_columns = narrow("block_table", table.size(1));
   cache.page_size = narrow("k_cache", a.k_cache.size(1));
@@ -112,32 +113,32 @@ FlashSplitkvParams input_params(Arguments const& a) {
   fwd.device = device_of(a.q);
   fwd.dtype = dtype_of(a.q, "q");
   fwd.shape = shape_of(a);
-  fwd.q = strided(a.q, a.q.const_data_ptr());
-  fwd.k = strided(a.k_cache, a.k_cache.const_data_ptr());
-  fwd.v = strided(a.v_cache, a.v_cache.const_data_ptr());
+  fwd.q = strided(a.q, a.q.data());
+  fwd.k = strided(a.k_cache, a.k_cache.data());
+  fwd.v = strided(a.v_cache, a.v_cache.data());
   int const batch = fwd.shape.batch;
   fwd.lengths.cu_seqlens_q = lengths(a.cu_seqlens_q, "cu_seqlens_q", int64_t(batch) + 1, a.q);
   fwd.lengths.total_q = a.packed() ? narrow("q", a.q.size(0)) : 0;
   fwd.window = window_of(a.window_left, a.window_right);
   fwd.score = score_of(a.q, fwd.shape, a.softmax_scale, a.softcap, a.alibi_slopes, a.sinks);
   params.cache = cache_of(a, batch);
-  int64_t const columns = a.block_table ? a.block_table->size(1) : 1;
+  int64_t const columns = a.block_table ? params.cache.table_columns : 1;
   fwd.shape.seqlen_k = narrow("capacity", columns * a.k_cache.size(1));
   params.split = {.num_splits = narrow("num_splits", a.num_splits),
                   .split_size = narrow("split_size", a.split_size)};
   return params;
 }
 
-void const* rotary_data(Tensor const& table, char const* name, Tensor const& cos, Tensor const& q) {
-  if (table.dim() != 2) { refuse(name, "expected 2 dims, got shape ", to_string(table.sizes())); }
+void const* rotary_data(View const& table, char const* name, View const& cos, View const& q) {
+  if (table.dim() != 2) { refuse(name, "expected 2 dims, got shape ", to_string(table.sizes)); }
   check_operand(table, name, cos, q);
-  if (!table.is_contiguous()) { refuse(name, "expected a contiguous tensor"); }
-  return table.const_data_ptr();
+  if (!table.tensor.is_contiguous()) { refuse(name, "expected a contiguous tensor"); }
+  return table.data();
 }
 
 void set_new_tokens(FlashSplitkvParams& params, Arguments const& a, NewTokens const& tokens) {
   if (tokens.k.dim() != 4) {
-    refuse("k_new", "expected 4 dims, got shape ", to_string(tokens.k.sizes()));
+    refuse("k_new", "expected 4 dims, got shape ", to_string(tokens.k.sizes));
   }
   check_shape(tokens.k, "k_new",
               {params.fwd.shape.batch, tokens.k.size(1), a.k_cache.size(2), a.k_cache.size(3)});
@@ -145,19 +146,19 @@ void set_new_tokens(FlashSplitkvParams& params, Arguments const& a, NewTokens co
   check_operand(tokens.v, "v_new", tokens.k, a.q);
   check_layout(tokens.k, "k_new");
   check_layout(tokens.v, "v_new");
-  check_written(a.k_cache, "k_cache", {named("v_cache", a.v_cache)});
+  check_written(a.k_cache, "k_cache", {named("v_cache", a.v_cache.tensor)});
   check_written(a.v_cache, "v_cache", {});
-  params.fwd.k.data = a.k_cache.mutable_data_ptr();
-  params.fwd.v.data = a.v_cache.mutable_data_ptr();
+  params.fwd.k.data = a.k_cache.tensor.mutable_data_ptr();
+  params.fwd.v.data = a.v_cache.tensor.mutable_data_ptr();
   Append& append = params.append;
-  append.k = strided(tokens.k, tokens.k.const_data_ptr());
-  append.v = strided(tokens.v, tokens.v.const_data_ptr());
+  append.k = strided(tokens.k, tokens.k.data());
+  append.v = strided(tokens.v, tokens.v.data());
   append.seqlen = narrow("k_new", tokens.k.size(1));
   if (tokens.rotary_cos.has_value() != tokens.rotary_sin.has_value()) {
     refuse("rotary_cos, rotary_sin", "expected both or none");
   }
   if (!tokens.rotary_cos) { return; }
-  Tensor const& cos = *tokens.rotary_cos;
+  View const cos = *tokens.rotary_cos;
   append.rotary_cos = rotary_data(cos, "rotary_cos", cos, a.q);
   append.rotary_sin = rotary_data(*tokens.rotary_sin, "rotary_sin", cos, a.q);
   if (cos.size(1) == 0) { refuse("rotary_cos", "expected columns, got none"); }
@@ -167,37 +168,45 @@ void set_new_tokens(FlashSplitkvParams& params, Arguments const& a, NewTokens co
 }
 
 // The workspace is torch's: its caching allocator keeps it alive in the order of the stream.
-void run(FlashSplitkvParams& params, Tensor const& q, Tensor const& out, float* lse) {
-  params.fwd.out = strided(out, out.mutable_data_ptr());
+void run(FlashSplitkvParams& params, View const& q, View const& out, float* lse) {
+  params.fwd.out = strided(out, out.tensor.mutable_data_ptr());
   params.fwd.lse = lse;
   on_device_of(q, [&](cudaStream_t stream) {
     OptionalTensor workspace;
-    size_t const bytes = splitkv_workspace_size(params);
-    if (bytes > 0) {
-      workspace = empty({static_cast<int64_t>(bytes)}, ScalarType::Byte, q);
-      params.workspace = workspace->mutable_data_ptr();
-    }
-    run_flash_splitkv_fwd(params, stream);
+    run_flash_splitkv_fwd(
+        params,
+        [&](size_t bytes) {
+          workspace = empty({static_cast<int64_t>(bytes)}, aoti_torch_dtype_uint8(), q);
+          return workspace->mutable_data_ptr();
+        },
+        stream);
   });
 }
 
-std::tuple<Tensor, Tensor> run_new(FlashSplitkvParams params, Tensor const& q) {
-  auto results = empty_results(q);
-  run(params, q, std::get<0>(results), lse_data(std::get<1>(results)));
-  return results;
+Tensor run_new(FlashSplitkvParams params, View const& q) {
+  Tensor out = empty_out(q);
+  run(params, q, out, nullptr);
+  return out;
+}
+
+std::tuple<Tensor, Tensor> run_new_lse(FlashSplitkvParams params, View const& q) {
+  Tensor out = empty_out(q), lse = empty_lse(q);
+  run(params, q, out, lse_data(lse));
+  return {out, lse};
 }
 
 void run_out(FlashSplitkvParams params, Arguments const& a, Tensor const& out,
              OptionalTensor const& lse) {
   check_operand(out, "out", a.q, a.q);
   check_layout(out, "out");
-  check_written(out, "out",
-                {named("q", a.q), named("k_cache", a.k_cache), named("v_cache", a.v_cache),
-                 named("cache_seqlens", a.cache_seqlens), named("block_table", a.block_table),
-                 named("cu_seqlens_q", a.cu_seqlens_q), named("cache_batch_idx", a.cache_batch_idx),
-                 named("cache_leftpad", a.cache_leftpad), named("alibi_slopes", a.alibi_slopes),
-                 named("sinks", a.sinks)});
-  run(params, a.q, out, checked_lse_data(lse, a.q, lse_shape(a.q)));
+  check_written(
+      out, "out",
+      {named("q", a.q.tensor), named("k_cache", a.k_cache.tensor),
+       named("v_cache", a.v_cache.tensor), named("cache_seqlens", a.cache_seqlens),
+       named("block_table", a.block_table), named("cu_seqlens_q", a.cu_seqlens_q),
+       named("cache_batch_idx", a.cache_batch_idx), named("cache_leftpad", a.cache_leftpad),
+       named("alibi_slopes", a.alibi_slopes), named("sinks", a.sinks)});
+  run(params, a.q, out, checked_lse_data(lse, a.q, lse_shape(a.q.sizes)));
 }
 
 FlashSplitkvParams append_params(Arguments const& a, NewTokens const& tokens) {
@@ -206,21 +215,27 @@ FlashSplitkvParams append_params(Arguments const& a, NewTokens const& tokens) {
   return params;
 }
 
-std::tuple<Tensor, Tensor> fwd_splitkv(Arguments const& a) { return run_new(input_params(a), a.q); }
+Tensor fwd_splitkv(Arguments const& a) { return run_new(input_params(a), a.q); }
+
+std::tuple<Tensor, Tensor> fwd_splitkv_lse(Arguments const& a) {
+  return run_new_lse(input_params(a), a.q);
+}
 
 void fwd_splitkv_out(Arguments const& a, Tensor const& out, OptionalTensor const& lse) {
   run_out(input_params(a), a, out, lse);
 }
 
-std::tuple<Tensor, Tensor> fwd_splitkv_append(Arguments const& a, Tensor const& k_new,
-                                              Tensor const& v_new, OptionalTensor const& cos,
-                                              OptionalTensor const& sin, bool interleaved) {
-  return run_new(append_params(a, {k_new, v_new, cos, sin, interleaved}), a.q);
-}
+// With the arguments of NewTokens.
+constexpr auto fwd_splitkv_append = [](Arguments const& a, auto const&... tokens) {
+  return run_new(append_params(a, {tokens...}), a.q);
+};
+constexpr auto fwd_splitkv_append_lse = [](Arguments const& a, auto const&... tokens) {
+  return run_new_lse(append_params(a, {tokens...}), a.q);
+};
 
-void fwd_splitkv_append_out(Arguments const& a, Tensor const& k_new, Tensor const& v_new,
-                            OptionalTensor const& cos, OptionalTensor const& sin, bool interleaved,
-                            Tensor const& out, OptionalTensor const& lse) {
+void fwd_splitkv_append_out(Arguments const& a, Tensor const& out, OptionalTensor const& lse,
+                            Tensor const& k_new, Tensor const& v_new, OptionalTensor const& cos,
+                            OptionalTensor const& sin, bool interleaved) {
   FlashSplitkvParams const params = append_params(a, {k_new, v_new, cos, sin, interleaved});
   check_written(out, "out",
                 {named("k_new", k_new), named("v_new", v_new), named("rotary_cos", cos),
@@ -228,54 +243,61 @@ void fwd_splitkv_append_out(Arguments const& a, Tensor const& k_new, Tensor cons
   run_out(params, a, out, lse);
 }
 
-// Of the caches, and of what all four operators take behind them.
-#define FLASHATTN_CACHES "Tensor k_cache, Tensor v_cache"
-#define FLASHATTN_WRITTEN_CACHES "Tensor(a!) k_cache, Tensor(b!) v_cache"
-#define FLASHATTN_OPTIONS                                                                   \
-  ", Tensor? cache_seqlens, int cache_seqlen, Tensor? block_table, Tensor? cu_seqlens_q, "  \
-  "int max_seqlen_q, Tensor? cache_batch_idx, Tensor? cache_leftpad, float softmax_scale, " \
-  "int window_left, int window_right, float softcap, Tensor? alibi_slopes, Tensor? sinks, " \
-  "int num_splits, int split_size"
-#define FLASHATTN_NEW_TOKENS \
-  ", Tensor k_new, Tensor v_new, Tensor? rotary_cos, Tensor? rotary_sin, bool rotary_interleaved"
+#define FLASHATTN_RESULTS "Tensor(a!) out, Tensor(b!)? lse, "
+#define FLASHATTN_NEW_TOKENS                                             \
+  "Tensor k_new, Tensor v_new, Tensor? rotary_cos, Tensor? rotary_sin, " \
+  "bool rotary_interleaved, "
+#define FLASHATTN_CACHES "Tensor q, Tensor k_cache, Tensor v_cache, "
+#define FLASHATTN_WRITTEN_CACHES "Tensor q, Tensor(c!) k_cache, Tensor(d!) v_cache, "
+// What is seldom given comes last: a call that leaves it out is cheaper.
+#define FLASHATTN_OPTIONS                                                                       \
+  "Tensor? cache_seqlens, Tensor? block_table, float? softmax_scale=None, int window_left=-1, " \
+  "int window_right=-1, Tensor? cu_seqlens_q=None, int max_seqlen_q=-1, int cache_seqlen=0, "   \
+  "Tensor? cache_batch_idx=None, Tensor? cache_leftpad=None, int num_splits=0, "                \
+  "int split_size=0, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None"
 
-// An operator from a function of Arguments and what the schema has behind them.
-template <auto kFunction, class... Rest>
-auto op(Tensor const& q, Tensor const& k_cache, Tensor const& v_cache,
-        OptionalTensor const& cache_seqlens, int64_t cache_seqlen,
-        OptionalTensor const& block_table, OptionalTensor const& cu_seqlens_q, int64_t max_seqlen_q,
+// An operator from a function of Arguments and of what the schema has before them.
+template <auto kFunction, class... First>
+auto op(First const&... first, Tensor const& q, Tensor const& k_cache, Tensor const& v_cache,
+        OptionalTensor const& cache_seqlens, OptionalTensor const& block_table,
+        std::optional<double> const& softmax_scale, int64_t window_left, int64_t window_right,
+        OptionalTensor const& cu_seqlens_q, int64_t max_seqlen_q, int64_t cache_seqlen,
         OptionalTensor const& cache_batch_idx, OptionalTensor const& cache_leftpad,
-        double softmax_scale, int64_t window_left, int64_t window_right, double softcap,
-        OptionalTensor const& alibi_slopes, OptionalTensor const& sinks, int64_t num_splits,
-        int64_t split_size, Rest const&... rest) {
-  return kFunction({q, k_cache, v_cache, cache_seqlens, cache_seqlen, block_table, cu_seqlens_q,
-                    max_seqlen_q, cache_batch_idx, cache_leftpad, softmax_scale, window_left,
-                    window_right, softcap, alibi_slopes, sinks, num_splits, split_size},
-                   rest...);
+        int64_t num_splits, int64_t split_size, double softcap, OptionalTensor const& alibi_slopes,
+        OptionalTensor const& sinks) {
+  return kFunction({q, k_cache, v_cache, cache_seqlens, block_table, softmax_scale, window_left,
+                    window_right, cu_seqlens_q, max_seqlen_q, cache_seqlen, cache_batch_idx,
+                    cache_leftpad, num_splits, split_size, softcap, alibi_slopes, sinks},
+                   first...);
 }
 
 }  // namespace
 
 void define_splitkv(Library& m) {
-  m.def("fwd_splitkv(Tensor q, " FLASHATTN_CACHES FLASHATTN_OPTIONS
+  m.def("fwd_splitkv(" FLASHATTN_CACHES FLASHATTN_OPTIONS ") -> Tensor");
+  m.def("fwd_splitkv_lse(" FLASHATTN_CACHES FLASHATTN_OPTIONS ") -> (Tensor out, Tensor lse)");
+  m.def("fwd_splitkv_out(" FLASHATTN_RESULTS FLASHATTN_CACHES FLASHATTN_OPTIONS ") -> ()");
+  m.def("fwd_splitkv_append(" FLASHATTN_NEW_TOKENS FLASHATTN_WRITTEN_CACHES FLASHATTN_OPTIONS
+        ") -> Tensor");
+  m.def("fwd_splitkv_append_lse(" FLASHATTN_NEW_TOKENS FLASHATTN_WRITTEN_CACHES FLASHATTN_OPTIONS
         ") -> (Tensor out, Tensor lse)");
-  m.def("fwd_splitkv_out(Tensor q, " FLASHATTN_CACHES FLASHATTN_OPTIONS
-        ", Tensor(a!) out, Tensor(b!)? lse) -> ()");
-  m.def("fwd_splitkv_append(Tensor q, " FLASHATTN_WRITTEN_CACHES
-            FLASHATTN_OPTIONS FLASHATTN_NEW_TOKENS ") -> (Tensor out, Tensor lse)");
-  m.def("fwd_splitkv_append_out(Tensor q, " FLASHATTN_WRITTEN_CACHES
-            FLASHATTN_OPTIONS FLASHATTN_NEW_TOKENS ", Tensor(c!) out, Tensor(d!)? lse) -> ()");
+  m.def("fwd_splitkv_append_out(" FLASHATTN_RESULTS FLASHATTN_NEW_TOKENS
+            FLASHATTN_WRITTEN_CACHES FLASHATTN_OPTIONS ") -> ()");
 }
 
 void implement_splitkv(Library& m) {
   m.impl("fwd_splitkv", TORCH_BOX((&op<fwd_splitkv>)));
+  m.impl("fwd_splitkv_lse", TORCH_BOX((&op<fwd_splitkv_lse>)));
   m.impl("fwd_splitkv_out", TORCH_BOX((&op<fwd_splitkv_out, Tensor, OptionalTensor>)));
   m.impl(
       "fwd_splitkv_append",
       TORCH_BOX((&op<fwd_splitkv_append, Tensor, Tensor, OptionalTensor, OptionalTensor, bool>)));
+  m.impl("fwd_splitkv_append_lse",
+         TORCH_BOX(
+             (&op<fwd_splitkv_append_lse, Tensor, Tensor, OptionalTensor, OptionalTensor, bool>)));
   m.impl("fwd_splitkv_append_out",
-         TORCH_BOX((&op<fwd_splitkv_append_out, Tensor, Tensor, OptionalTensor, OptionalTensor,
-                        bool, Tensor, OptionalTensor>)));
+         TORCH_BOX((&op<fwd_splitkv_append_out, Tensor, OptionalTensor, Tensor, Tensor,
+                        OptionalTensor, OptionalTensor, bool>)));
 }
 
 }  // namespace flashattn

@@ -132,7 +132,7 @@ def flash_attn_with_kvcache(
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         num_splits=num_splits,
-        return_lse=return_softmax_lse,
+        return_lse=bool(return_softmax_lse),
     )
 
 

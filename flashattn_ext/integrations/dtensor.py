@@ -56,20 +56,25 @@ def register() -> None:
     if _ops.load_error:
         raise RuntimeError(_ops.load_error)
     for name in ("fwd", "fwd_splitkv", "fwd_splitkv_append"):
-        operator = getattr(torch.ops.flashattn_ext, name).default
-        register_sharding(operator)(partial(_acceptable, _ops._ARGUMENTS[name]))
+        for suffix, results in (("", ["out"]), ("_lse", ["out", "lse"])):
+            operator = getattr(torch.ops.flashattn_ext, name + suffix).default
+            acceptable = partial(_acceptable, results, _ops._ARGUMENTS[name])
+            register_sharding(operator)(acceptable)
 
 
 def _acceptable(
-    names: list[str], *arguments: Any
+    results: list[str], names: list[str], *arguments: Any
 ) -> list[tuple[list[Placement], list[Placement | None]]]:
     """As `register_sharding` wants it: pairs of placements of the results and of the arguments, for
-    a dim of the mesh. DTensor combines them over all dims."""
+    a dim of the mesh. DTensor combines them over all dims. Arguments may be left out."""
     tensors = {n: x for n, x in zip(names, arguments, strict=False) if hasattr(x, "placements")}
     return [
         (
-            [_placement(way, result) for result in ("out", "lse")],
-            [_placement(way, name) if name in tensors else None for name in names],
+            [_placement(way, result) for result in results],
+            [
+                _placement(way, name) if name in tensors else None
+                for name in names[: len(arguments)]
+            ],
         )
         for way in _ways(tensors)
     ]

@@ -43,9 +43,10 @@ def register() -> None:
 
 
 def _fwd(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
-    seqused_k: Tensor | None, max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float,
-    window_left: int, window_right: int, *_others: Any, out_val: Any = None, **_kwargs: Any,
+    q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None, window_left: int = -1,
+    window_right: int = -1, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int = -1, max_seqlen_k: int = -1, seqused_k: Tensor | None = None,
+    *_others: Any, out_val: Any = None, **_kwargs: Any,
 ) -> int:  # fmt: skip
     if cu_seqlens_q is None or cu_seqlens_k is None:
         lengths_q, lengths_k = [q.shape[1]] * q.shape[0], [k.shape[1]] * q.shape[0]
@@ -60,10 +61,11 @@ def _fwd(
 
 
 def _fwd_splitkv(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor | None, cache_seqlen: int,
-    block_table: Tensor | None, cu_seqlens_q: Tensor | None, max_seqlen_q: int,
-    cache_batch_idx: Tensor | None, cache_leftpad: Tensor | None, softmax_scale: float,
-    window_left: int, window_right: int, *_others: Any, new: int = 0, out_val: Any = None,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor | None,
+    block_table: Tensor | None, softmax_scale: float | None = None, window_left: int = -1,
+    window_right: int = -1, cu_seqlens_q: Tensor | None = None, max_seqlen_q: int = -1,
+    cache_seqlen: int = 0, _cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None, *_others: Any, new: int = 0, out_val: Any = None,
     **_kwargs: Any,
 ) -> int:  # fmt: skip
     if cu_seqlens_q is None:
@@ -81,19 +83,28 @@ def _fwd_splitkv(
     return _flops(q, lengths_q, lengths_k, window_left, window_right)
 
 
-def _fwd_splitkv_append(*arguments: Any, out_val: Any = None, **_kwargs: Any) -> int:
-    k_new = arguments[_K_NEW]
+def _fwd_splitkv_append(
+    k_new: Tensor, v_new: Tensor, rotary_cos: Tensor | None, rotary_sin: Tensor | None,
+    rotary_interleaved: bool, *arguments: Any, out_val: Any = None, **_kwargs: Any,
+) -> int:  # fmt: skip
     return _fwd_splitkv(*arguments, new=k_new.shape[1])
 
 
-_K_NEW = _ops._ARGUMENTS["fwd_splitkv_append"].index("k_new")
+def _into(formula: Formula) -> Formula:
+    """Of the operator that has the results first."""
+    return lambda out, lse, *arguments, **kwargs: formula(*arguments, **kwargs)
+
+
 _FORMULAS: dict[str, Formula] = {
     "fwd": _fwd,
-    "fwd_out": _fwd,
+    "fwd_lse": _fwd,
+    "fwd_out": _into(_fwd),
     "fwd_splitkv": _fwd_splitkv,
-    "fwd_splitkv_out": _fwd_splitkv,
+    "fwd_splitkv_lse": _fwd_splitkv,
+    "fwd_splitkv_out": _into(_fwd_splitkv),
     "fwd_splitkv_append": _fwd_splitkv_append,
-    "fwd_splitkv_append_out": _fwd_splitkv_append,
+    "fwd_splitkv_append_lse": _fwd_splitkv_append,
+    "fwd_splitkv_append_out": _into(_fwd_splitkv_append),
 }
 
 

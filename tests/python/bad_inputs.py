@@ -123,7 +123,7 @@ OPTIONAL = (
     "seqused_k softmax_scale alibi_slopes sinks out cache_batch_idx cache_leftpad split_size "
     "out_dtype heads_kv capacity gpu plan/max_seqlen_q"
 )
-SWITCHES = "return_lse return_attn_probs return_softmax_lse deterministic"
+SWITCHES = "return_attn_probs return_softmax_lse deterministic"
 METADATA = (
     "seqused_k cu_seqlens_q cu_seqlens_k cu_seqlens cache_seqlens block_table page_table "
     "cache_batch_idx cache_leftpad"

@@ -100,16 +100,16 @@ class CacheCall(Call):
         """The arguments of torch.ops.flashattn_ext.fwd_splitkv, or with `new` of ..._append."""
         o, rule = self.options, self.case.rule()
         lengths = o["cache_seqlens"]
-        lengths = (None, lengths) if isinstance(lengths, int) else (lengths, 0)
+        lengths, length = (None, lengths) if isinstance(lengths, int) else (lengths, 0)
         queries = [o.get("cu_seqlens_q"), o.get("max_seqlen_q", -1)]
-        places = [o.get("cache_batch_idx"), o.get("cache_leftpad")]
-        score = [rule.scale, *rule.window, rule.softcap, o.get("alibi_slopes"), o.get("sinks")]
+        places = [length, o.get("cache_batch_idx"), o.get("cache_leftpad")]
         splits = [o.get("num_splits", 0), o.get("split_size") or 0]
-        arguments = (self.q, self.k, self.v, *lengths, o.get("block_table"))
-        arguments = (*arguments, *queries, *places, *score, *splits)
+        score = [rule.softcap, o.get("alibi_slopes"), o.get("sinks")]
+        arguments = (self.q, self.k, self.v, lengths, o.get("block_table"), rule.scale)
+        arguments = (*arguments, *rule.window, *queries, *places, *splits, *score)
         if self.case.new:
-            arguments += tuple(o.get(name) for name in ("k_new", "v_new", "rotary_cos"))
-            arguments += (o.get("rotary_sin"), o.get("rotary_interleaved", True))
+            new = [o.get(name) for name in ("k_new", "v_new", "rotary_cos", "rotary_sin")]
+            arguments = (*new, o.get("rotary_interleaved", True), *arguments)
         return arguments
 
     def op(self, suffix=""):
@@ -118,7 +118,7 @@ class CacheCall(Call):
 
     def run_op(self):
         out, lse = self.nan_out(), self.nan_lse()
-        self.op("_out")(*self.op_arguments(), out, lse)
+        self.op("_out")(out, lse, *self.op_arguments())
         return out, lse
 
     def compare(self, out, lse):

@@ -105,15 +105,15 @@ class Call:
     def op_arguments(self):
         """The arguments of torch.ops.flashattn_ext.fwd."""
         o, rule = self.options, self.case.rule()
-        metadata = [o.get(name) for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k")]
-        lengths = [o.get("max_seqlen_q", -1), o.get("max_seqlen_k", -1)]
-        score = [rule.scale, *rule.window, rule.softcap, o.get("alibi_slopes"), o.get("sinks")]
-        return (self.q, self.k, self.v, *metadata, *lengths, *score)
+        lengths = [o.get("cu_seqlens_q"), o.get("cu_seqlens_k")]
+        lengths += [o.get("max_seqlen_q", -1), o.get("max_seqlen_k", -1), o.get("seqused_k")]
+        score = [rule.softcap, o.get("alibi_slopes"), o.get("sinks")]
+        return (self.q, self.k, self.v, rule.scale, *rule.window, *lengths, *score)
 
     def run_op(self):
         """(out, lse) of the op that writes into given tensors, both of which hold NaN."""
         out, lse = self.nan_out(), self.nan_lse()
-        torch.ops.flashattn_ext.fwd_out(*self.op_arguments(), out, lse)
+        torch.ops.flashattn_ext.fwd_out(out, lse, *self.op_arguments())
         return out, lse
 
     def per_sequence(self, out, lse):

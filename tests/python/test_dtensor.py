@@ -61,7 +61,8 @@ def ways(mesh, *placements, heads=(8, 4), batch=6):
     """The shardings that DTensor may combine: what becomes of q and k."""
     names = ["q", "k", "v", "max_seqlen_q"]
     q, k = (spec(mesh, *placements, shape=(batch, 5, h, 64)) for h in heads)
-    return [(*results, *inputs[:2]) for results, inputs in dtensor._acceptable(names, q, k, k, -1)]
+    acceptable = dtensor._acceptable(["out", "lse"], names, q, k, k, -1)
+    return [(*results, *inputs[:2]) for results, inputs in acceptable]
 
 
 REPLICATED = (Replicate(),) * 4

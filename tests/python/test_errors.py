@@ -140,6 +140,7 @@ OPTIONS = [
     ("softmax_scale", option("softmax_scale", float("inf")), "inf"),
     ("softmax_scale", option("softmax_scale", "1"), "'1'"),
     ("causal", option("causal", "yes"), "'yes'"),
+    ("return_lse", option("return_lse", "no"), "'no'"),
     ("alibi_slopes", tensor("alibi_slopes", 2, dtype=torch.float32), "(2,)"),  # C75: (b,) or (hk,)
     ("alibi_slopes", tensor("alibi_slopes", 3, 4, dtype=torch.float32), "(3, 4)"),
     ("alibi_slopes", tensor("alibi_slopes", 2, 4, 1, dtype=torch.float32), "(2, 4, 1)"),

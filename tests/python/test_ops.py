@@ -24,10 +24,12 @@ every_case = pytest.mark.parametrize("case", CASES, ids=str)
 def test_opcheck(case, device):
     call = case.build(device)
     arguments = call.op_arguments()
-    torch.library.opcheck(torch.ops.flashattn_ext.fwd.default, arguments)
-    results = torch.zeros_like(call.q), torch.zeros_like(call.nan_lse())
-    torch.library.opcheck(torch.ops.flashattn_ext.fwd_out.default, (*arguments, *results))
-    torch.library.opcheck(torch.ops.flashattn_ext.fwd_out.default, (*arguments, results[0], None))
+    ops = torch.ops.flashattn_ext
+    torch.library.opcheck(ops.fwd.default, arguments)
+    torch.library.opcheck(ops.fwd_lse.default, arguments)
+    out, lse = torch.zeros_like(call.q), torch.zeros_like(call.nan_lse())
+    torch.library.opcheck(ops.fwd_out.default, (out, lse, *arguments))
+    torch.library.opcheck(ops.fwd_out.default, (out, None, *arguments))
 
 
 @every_case
@@ -49,9 +51,10 @@ def test_op_with_and_without_lse(case, device):
     call = case.build(device)
     out, lse = call.run()
     given = call.nan_out()
-    assert torch.ops.flashattn_ext.fwd_out(*call.op_arguments(), given, None) is None
-    assert torch.equal(given, out)
-    results = torch.ops.flashattn_ext.fwd(*call.op_arguments())
+    ops, arguments = torch.ops.flashattn_ext, call.op_arguments()
+    assert ops.fwd_out(given, None, *arguments) is None
+    assert torch.equal(given, out) and torch.equal(ops.fwd(*arguments), out)
+    results = ops.fwd_lse(*arguments)
     assert torch.equal(results[0], out) and torch.equal(results[1], lse)
 
 

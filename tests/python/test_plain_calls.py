@@ -3,6 +3,7 @@ cost the host in calls of Python, and that the operator refuses what the checks 
 also where nothing would be read."""
 
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -67,8 +68,8 @@ def test_host_cost_of_a_plain_call(make, device):
     with torch.inference_mode():
         function(*operands, **options)  # on a GPU, the first one asks for its capability
         python, c = counted(lambda: function(*operands, **options))
-    assert len(python) <= 13, python
-    assert len(c) <= 12, c
+    assert len(python) <= 12, python
+    assert len(c) <= 7, c
 
 
 WITHOUT_ROWS = {
@@ -90,6 +91,18 @@ def test_empty_operands_have_a_layout_too(name, spoil, device):
     given |= {f"{name}_cache": given.pop(name) for name in "kv"}
     with pytest.raises(ValueError, match=rf"^{name}(_cache)?: expected stride"):
         flashattn_ext.flash_fwd_splitkv(**given)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_queries_of_few_dims(rank, device):
+    q, k = torch.ones((8,) * rank, device=device), bf16(device, 2, 3, 4, 64)
+    for call in (
+        flashattn_ext.flash_fwd,
+        partial(flashattn_ext.flash_fwd_splitkv, cache_seqlens=1),
+    ):
+        for out in (None, q.clone()):
+            with pytest.raises(ValueError, match="^q: expected "):
+                call(q, k, k, out=out, return_lse=True)
 
 
 def test_no_heads(device):
@@ -154,15 +167,16 @@ def test_an_expanded_out_without_elements(device):
 
 
 def test_what_neither_operator_nor_checks_can_look_into(device):
-    """Then the operator's own words reach the caller, not those of a check that failed."""
+    """Then the operator's own words reach the caller, not those of a check that failed. It refuses
+    where torch would call it in a loop."""
     _, (q, k, v), _ = dense(device)
     sinks = torch.zeros(3, q.shape[2], device=device)
 
-    def attend(row):
-        return flashattn_ext.flash_fwd(q, k, v, sinks=row, out=torch.empty_like(q))
-
-    with pytest.raises(RuntimeError, match="flashattn_ext::fwd_out"):
-        torch.vmap(attend)(sinks)
+    for out in (None, q.clone()):
+        with pytest.raises(NotImplementedError, match="not served inside torch.vmap"):
+            torch.vmap(lambda row, out=out: flashattn_ext.flash_fwd(q, k, v, sinks=row, out=out))(
+                sinks
+            )
 
 
 def test_operators_refuse_caches_in_one_place(device):
@@ -191,9 +205,6 @@ def test_what_is_not_plain(device, monkeypatch):
     assert not is_plain(torch.nn.Parameter(q, requires_grad=False), k, v)
     with torch.autograd.forward_ad.dual_level():
         assert not is_plain(q, k, v)
-    plain_in_vmap = []
-    torch.vmap(lambda x: plain_in_vmap.append(is_plain(x, k, v)) or x)(q[None])
-    assert plain_in_vmap == [False]
     with torch.no_grad():
         assert is_plain(asks, k, v)
     monkeypatch.setenv("FLASHATTN_EXT_CHECK", "1")

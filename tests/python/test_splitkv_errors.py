@@ -120,6 +120,7 @@ DENSE = [
     ("softcap", option("softcap", -1.0), "-1"),
     ("softmax_scale", option("softmax_scale", float("nan")), "nan"),
     ("causal", option("causal", "yes"), "'yes'"),
+    ("return_lse", option("return_lse", "no"), "'no'"),
     ("alibi_slopes", tensor("alibi_slopes", 2, dtype=F32), "(2,)"),  # C75
     ("alibi_slopes", tensor("alibi_slopes", 3, 4, dtype=F32), "(3, 4)"),
     ("sinks", tensor("sinks", 2), "(2,)"),

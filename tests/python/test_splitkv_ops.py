@@ -30,10 +30,11 @@ def test_opcheck(case, device):
     for t in call.buffers:
         t.nan_to_num_(0)  # opcheck compares what was mutated, and NaN is not NaN
     arguments = call.op_arguments()
-    results = torch.zeros_like(call.q), torch.zeros_like(call.nan_lse())
+    out, lse = torch.zeros_like(call.q), torch.zeros_like(call.nan_lse())
     torch.library.opcheck(call.op(), arguments)
-    torch.library.opcheck(call.op("_out"), (*arguments, *results))
-    torch.library.opcheck(call.op("_out"), (*arguments, results[0], None))
+    torch.library.opcheck(call.op("_lse"), arguments)
+    torch.library.opcheck(call.op("_out"), (out, lse, *arguments))
+    torch.library.opcheck(call.op("_out"), (out, None, *arguments))
 
 
 def test_opcheck_combine(device):
@@ -50,8 +51,9 @@ def test_opcheck_combine(device):
 def test_mutation_is_declared_where_it_happens(case, device):
     """The caches are written by the ops that append, and by no other."""
     call = case.build(device)
-    written = {a.name for a in call.op()._schema.arguments if a.alias_info is not None}
-    assert written == ({"k_cache", "v_cache"} if case.new else set())
+    for suffix in ("", "_lse"):
+        written = {a.name for a in call.op(suffix)._schema.arguments if a.alias_info is not None}
+        assert written == ({"k_cache", "v_cache"} if case.new else set())
     written = {a.name for a in call.op("_out")._schema.arguments if a.alias_info is not None}
     assert written == {"out", "lse"} | ({"k_cache", "v_cache"} if case.new else set())
 
@@ -68,11 +70,11 @@ def test_ways_to_the_same_result(case, device):
         assert torch.equal(only_out, out)
         assert torch.equal(both[0], out) and torch.equal(both[1], lse)
         assert given is None or (only_out is given and both[0] is given)
-    for results in (call.run_op(), call.op()(*call.op_arguments())):
+    for results in (call.run_op(), call.op("_lse")(*call.op_arguments())):
         assert torch.equal(results[0], out) and torch.equal(results[1], lse)
     given = call.nan_out()
-    assert call.op("_out")(*call.op_arguments(), given, None) is None
-    assert torch.equal(given, out)
+    assert call.op("_out")(given, None, *call.op_arguments()) is None
+    assert torch.equal(given, out) and torch.equal(call.op()(*call.op_arguments()), out)
 
 
 class Decoder(torch.nn.Module):
