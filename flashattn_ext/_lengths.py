@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from ._environment import is_on
 from ._rotary_checks import check_positions, rotated_queries
 
 # The dict behind os.environ, if it has one as in CPython: a look-up there is 15 times as fast.
@@ -18,7 +19,7 @@ _ENVIRONMENT = getattr(os.environb, "_data", os.environb)
 
 
 def asked_for() -> bool:
-    return _ENVIRONMENT.get(b"FLASHATTN_EXT_CHECK") == b"1"
+    return b"FLASHATTN_EXT_CHECK" in _ENVIRONMENT and is_on("FLASHATTN_EXT_CHECK")
 
 
 def wanted(q: Tensor) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from . import _fakes
 from ._build import LIBRARY, PACKAGE_DIR
+from ._environment import is_on
 
 _REBUILD = "Build and install it with `pip install .` in the source tree of flashattn_ext."
 
@@ -66,6 +67,10 @@ def _load() -> str:
         )
     if not all(_has_arguments(name, names) for name, names in _ARGUMENTS.items()):
         return f"{LIBRARY} belongs to another version of flashattn_ext's Python code. {_REBUILD}"
+    try:
+        is_on("FLASHATTN_EXT_NVTX")  # importing the package never fails, so the calls say it
+    except ValueError as error:
+        return str(error)
     return ""
 
 

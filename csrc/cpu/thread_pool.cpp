@@ -4,15 +4,19 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <string>
 #include <system_error>
 #include <thread>
 
 #include "cpu/cpu.h"
+#include "flashattn/error.h"
 
 namespace flashattn::cpu {
 namespace {
@@ -110,15 +114,33 @@ ThreadPool& pool() {
   return *current_pool;
 }
 
-int positive_number(char const* variable) {
-  char const* const text = std::getenv(variable);
-  return text == nullptr ? 0 : std::clamp(std::atoi(text), 0, 4096);  // "8,2" reads as 8
+constexpr int kMostThreads = 4096;
+
+// The variable of this library: 0 when it is not set or empty.
+int own_number_of_threads() {
+  char const* const text = std::getenv("FLASHATTN_EXT_NUM_THREADS");
+  if (text == nullptr || *text == '\0') { return 0; }
+  int count = 0;
+  char const* const end = text + std::strlen(text);
+  auto const [past, error] = std::from_chars(text, end, count);
+  if (error != std::errc() || past != end || count < 1 || count > kMostThreads) {
+    throw InvalidArgument(
+        "FLASHATTN_EXT_NUM_THREADS: expected a number of threads from 1 to 4096, got " +
+        std::string(text));
+  }
+  return count;
+}
+
+// The variable of OpenMP, which says how many it takes: "8,2" reads as 8.
+int openmp_number_of_threads() {
+  char const* const text = std::getenv("OMP_NUM_THREADS");
+  return text == nullptr ? 0 : std::clamp(std::atoi(text), 0, kMostThreads);
 }
 
 int default_num_threads() {
   static int const count = [] {
-    if (int const n = positive_number("FLASHATTN_EXT_NUM_THREADS")) { return n; }
-    if (int const n = positive_number("OMP_NUM_THREADS")) { return n; }
+    if (int const n = own_number_of_threads()) { return n; }
+    if (int const n = openmp_number_of_threads()) { return n; }
     return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   }();
   return count;

@@ -15,7 +15,10 @@ extern "C" AOTI_TORCH_EXPORT AOTITorchError aoti_torch_get_current_cuda_stream(i
 namespace flashattn {
 
 void follow_torch_threads() {
-  static bool const own_setting = std::getenv("FLASHATTN_EXT_NUM_THREADS") != nullptr;
+  static bool const own_setting = [] {
+    char const* const text = std::getenv("FLASHATTN_EXT_NUM_THREADS");
+    return text != nullptr && *text != '\0';
+  }();
   uint32_t threads = 0;
   if (!own_setting && torch_get_num_threads(&threads) == 0) {
     set_num_threads(static_cast<int>(threads));

@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "troubleshooting.md"
 VARIES = "…"
 _SENTENCE = 20  # characters; a variable part that says less is not spelled out
 # Expressions of messages that were made elsewhere.
-_HANDED_ON = {"_ops.load_error", "OTHER_VERSION", "str(error)", "main()", "__doc__"}
+_HANDED_ON = {"_ops.load_error", "load_error", "OTHER_VERSION", "str(error)", "main()", "__doc__"}
 
 
 class Message(NamedTuple):
