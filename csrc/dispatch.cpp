@@ -2,6 +2,7 @@
 // element type and an architecture.
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -131,10 +132,6 @@ Kernels find_kernels(FlashFwdParams const& params, int arch) {
              : kernels_for_arch<DType::kBFloat16>(Archs{}, arch, params.shape.head_dim);
 }
 
-void cuda_flash_fwd(FlashFwdParams const& params, cudaStream_t stream) {
-  find_kernels(params, arch_of(current_gpu())).flash_fwd(params, stream);
-}
-
 // The tile table is asked for the head dim of the kernel, not for that of the caller.
 int kernel_head_dim(int head_dim) {
   int result = 0;
@@ -150,28 +147,48 @@ SplitkvPlan cuda_plan_splitkv(FlashSplitkvParams const& params, Gpu const& gpu) 
 }
 
 // PTX of one architecture may meet a GPU with less shared memory than its tiles were made for.
-void check_shared_memory(Gpu const& gpu, int arch, int head_dim) {
+void check_shared_memory(char const* function, Gpu const& gpu, int arch, int head_dim,
+                         std::initializer_list<Role> roles) {
   int const kernel = kernel_head_dim(head_dim);
-  int const needed = std::max(smem_bytes(tile_shape(arch, Role::kDecode, kernel), kernel),
-                              smem_bytes(tile_shape(arch, Role::kWideDecode, kernel), kernel));
+  int needed = 0;
+  for (Role const role : roles) {
+    needed = std::max(needed, smem_bytes(tile_shape(arch, role, kernel), kernel));
+  }
   if (needed > gpu.shared_memory) {
-    throw Unsupported("flash_fwd_splitkv: the kernel of sm_" + std::to_string(arch) + " needs " +
-                      std::to_string(needed) + " bytes of shared memory, this GPU has " +
-                      std::to_string(gpu.shared_memory) +
+    throw Unsupported(std::string(function) + ": the kernel of sm_" + std::to_string(arch) +
+                      " needs " + std::to_string(needed) +
+                      " bytes of shared memory, this GPU has " + std::to_string(gpu.shared_memory) +
                       ". Rebuild with TORCH_CUDA_ARCH_LIST=" + std::to_string(gpu.capability / 10) +
                       "." + std::to_string(gpu.capability % 10));
   }
+}
+
+void cuda_flash_fwd(FlashFwdParams const& params, cudaStream_t stream) {
+  Gpu const gpu = current_gpu();
+  int const arch = arch_of(gpu);
+  check_shared_memory("flash_fwd", gpu, arch, params.shape.head_dim, {Role::kPrefill});
+  find_kernels(params, arch).flash_fwd(params, stream);
+}
+
+void* allocated(AllocateWorkspace const& allocate, size_t bytes) {
+  void* const workspace = allocate ? allocate(bytes) : nullptr;
+  if (workspace == nullptr) {
+    throw InvalidArgument("workspace: expected " + std::to_string(bytes) +
+                          " bytes (splitkv_workspace_size), got null");
+  }
+  return workspace;
 }
 
 void cuda_flash_fwd_splitkv(FlashSplitkvParams params, AllocateWorkspace const& allocate,
                             cudaStream_t stream) {
   Gpu const gpu = current_gpu();
   int const arch = arch_of(gpu);
-  check_shared_memory(gpu, arch, params.fwd.shape.head_dim);
+  check_shared_memory("flash_fwd_splitkv", gpu, arch, params.fwd.shape.head_dim,
+                      {Role::kChunk, Role::kDecode, Role::kWideDecode});
   Kernels const kernels = find_kernels(params.fwd, arch);
   SplitkvPlan plan = cuda_plan_splitkv(params, gpu);
   if (plan.workspace_bytes > 0 && params.workspace == nullptr) {
-    params.workspace = allocate(plan.workspace_bytes);
+    params.workspace = allocated(allocate, plan.workspace_bytes);
     plan = cuda_plan_splitkv(params, gpu);  // the same, with pointers into the workspace
   }
   if (reinterpret_cast<uintptr_t>(params.workspace) % 128 != 0) {
@@ -256,11 +273,7 @@ void run_flash_splitkv_fwd(FlashSplitkvParams const& params, AllocateWorkspace c
 }
 
 void run_flash_splitkv_fwd(FlashSplitkvParams const& params, cudaStream_t stream) {
-  auto const refuse = [](size_t bytes) -> void* {
-    throw InvalidArgument("workspace: expected " + std::to_string(bytes) +
-                          " bytes (splitkv_workspace_size), got null");
-  };
-  run_flash_splitkv_fwd(params, refuse, stream);
+  run_flash_splitkv_fwd(params, AllocateWorkspace(), stream);
 }
 
 void run_flash_combine(FlashCombineParams const& params, cudaStream_t stream) {

@@ -189,7 +189,7 @@ def plan(
     arch = arch_of(gpu)
     kernel = kernel_head_dim(problem.head_dim, host.head_dims)
     if cache is None:
-        launches, workspace_bytes = _plan_forward(host, problem, arch, kernel), 0
+        launches, workspace_bytes = _plan_forward(host, problem, gpu, arch, kernel), 0
     else:
         launches, workspace_bytes = _plan_splitkv(host, problem, gpu, arch, kernel)
     _check_grids(launches)
@@ -208,7 +208,8 @@ def plan(
     )
 
 
-def _plan_forward(host: Any, p: Problem, arch: int, kernel: int) -> tuple[Launch, ...]:
+def _plan_forward(host: Any, p: Problem, gpu: Gpu, arch: int, kernel: int) -> tuple[Launch, ...]:
+    _check_shared_memory(host, "flash_fwd", (host.Role.prefill,), gpu, arch, kernel)
     if not _has_queries(p):
         return ()
     return _plan_launches.forward_launches(host, planned_call(host, p), arch, kernel)
@@ -218,7 +219,8 @@ def _plan_splitkv(
     host: Any, p: Problem, gpu: Gpu, arch: int, kernel: int
 ) -> tuple[tuple[Launch, ...], int]:
     """Returns (launches, bytes of workspace)."""
-    _check_shared_memory(host, gpu, arch, kernel)
+    roles = (host.Role.chunk, host.Role.decode, host.Role.wide_decode)
+    _check_shared_memory(host, "flash_fwd_splitkv", roles, gpu, arch, kernel)
     appends = p.new_tokens > 0 and p.batch > 0
     if not _has_queries(p) and not appends:
         return (), 0
@@ -239,14 +241,15 @@ def _has_queries(p: Problem) -> bool:
     return p.rows > 0 and p.heads > 0
 
 
-def _check_shared_memory(host: Any, gpu: Gpu, arch: int, kernel: int) -> None:
+def _check_shared_memory(
+    host: Any, function: str, roles: tuple[Any, ...], gpu: Gpu, arch: int, kernel: int
+) -> None:
     """PTX of one architecture may meet a GPU with less shared memory than its tiles want."""
-    roles = host.Role.decode, host.Role.wide_decode
     needed = max(host.smem_bytes(arch, role, kernel) for role in roles)
     limit = host.smem_limit(gpu.capability)
     if needed > limit:
         raise NotImplementedError(
-            f"gpu: flash_fwd_splitkv's kernel of sm_{arch} needs {needed} bytes of shared memory, "
+            f"gpu: {function}'s kernel of sm_{arch} needs {needed} bytes of shared memory, "
             f"{gpu.name} (sm_{gpu.capability}) has {limit}: it wants a build for that architecture"
         )
 

@@ -288,6 +288,34 @@ TEST(SplitkvCalls, AWorkspaceIsAskedForWhenItsSizeIsKnown) {
   }
 }
 
+TEST(SplitkvCalls, AWorkspaceThatIsThereIsTaken) {
+  SKIP_WITHOUT_GPU();
+  CacheCase c;
+  c.num_splits = 4;
+  CacheProblem problem(c);
+  ASSERT_NE(problem.params().workspace, nullptr);
+  flashattn::run_flash_splitkv_fwd(problem.params(), [](size_t) -> void* {
+    ADD_FAILURE() << "asked for another workspace";
+    return nullptr;
+  });
+  gpu::check(cudaDeviceSynchronize(), "flash_fwd_splitkv");
+  problem.check_result();
+}
+
+TEST(SplitkvCalls, AWorkspaceThatCannotBeUsedIsRefused) {
+  SKIP_WITHOUT_GPU();
+  CacheCase c;
+  c.num_splits = 4;
+  CacheProblem problem(c);
+  char* const workspace = static_cast<char*>(std::exchange(problem.params().workspace, nullptr));
+  auto const run = [&](flashattn::AllocateWorkspace const& allocate) {
+    flashattn::run_flash_splitkv_fwd(problem.params(), allocate);
+  };
+  EXPECT_THROW(run(nullptr), flashattn::InvalidArgument);
+  EXPECT_THROW(run([](size_t) { return nullptr; }), flashattn::InvalidArgument);
+  EXPECT_THROW(run([&](size_t) { return workspace + 64; }), flashattn::InvalidArgument);
+}
+
 TEST(SplitkvCalls, TheWorkspaceFollowsFromSizesAlone) {
   SKIP_WITHOUT_GPU();
   CacheCase c;

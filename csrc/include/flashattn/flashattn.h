@@ -30,7 +30,8 @@ void run_flash_fwd(FlashFwdParams const& params, cudaStream_t stream = nullptr);
 void run_flash_splitkv_fwd(FlashSplitkvParams const& params, cudaStream_t stream = nullptr);
 
 // The same for a caller that gets the workspace when its size is known, in one pass: `allocate` is
-// called at most once, before anything is launched, unless the parameters have a workspace.
+// called at most once, before anything is launched, unless the parameters have a workspace. Null is
+// refused.
 using AllocateWorkspace = std::function<void*(size_t bytes)>;
 void run_flash_splitkv_fwd(FlashSplitkvParams const& params, AllocateWorkspace const& allocate,
                            cudaStream_t stream = nullptr);

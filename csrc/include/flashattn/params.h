@@ -118,6 +118,8 @@ struct Split {
   int num_splits = 0;  // 0: chosen by plan_splitkv; 1: not split; at most 256
   int split_size = 0;  // > 0: split s is tokens [s * split_size, (s + 1) * split_size), a multiple
                        // of 64; num_splits is then 0
+
+  bool automatic() const { return num_splits == 0 && split_size == 0; }
 };
 
 struct FlashSplitkvParams {
