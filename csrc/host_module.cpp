@@ -55,14 +55,15 @@ struct DecodeWork {
   int64_t share = 0;  // key blocks of a thread block
   int64_t busy = 0;   // thread blocks with a share
   int64_t cut = 0;    // tiles that several of them have parts of
+  int team = 1;       // of them have the same keys of different heads
 };
 
 DecodeWork decode_work(PlannedCall const& call, SplitkvPlan const& plan, int block_n) {
-  WorkList const list(call.params, plan, block_n);
+  WorkList const list(call.params, plan, block_n, /*member=*/0);  // those of the others are like it
   int const batch = call.params.fwd.shape.batch;
   DecodeWork work;
   for (int b = 0; b < batch; ++b) { work.key_blocks += list.length(b); }
-  Shares const shares(work.key_blocks, plan.decode.tiles, plan.shares, kMinShare);
+  Shares const shares = team_shares(plan, work.key_blocks);
   work.share = shares.size;
   work.busy = (work.key_blocks + shares.size - 1) / shares.size;
   int64_t at = 0;
@@ -75,6 +76,9 @@ DecodeWork decode_work(PlannedCall const& call, SplitkvPlan const& plan, int blo
       at = tile.end();
     }
   }
+  work.team = plan.team.divisor();
+  work.tiles *= work.team, work.key_blocks *= work.team;
+  work.busy *= work.team, work.cut *= work.team;
   return work;
 }
 
@@ -135,9 +139,8 @@ void bind_plan(py::module_& m) {
   m.def(
       "merge_blocks",
       [](PlannedCall const& call, SplitkvPlan const& plan) {
-        Shape const& shape = call.params.fwd.shape;
-        return plan_merge(plan.decode_cuts, plan.decode, shape, plan.multiprocessors).blocks +
-               plan_merge(plan.chunk_cuts, plan.chunk, shape, plan.multiprocessors).blocks;
+        MergePlans const merges = plan_merges(plan, call.params.fwd.shape);
+        return merges.decode.blocks + merges.chunk.blocks;
       },
       "call"_a, "plan"_a);
 
@@ -146,7 +149,8 @@ void bind_plan(py::module_& m) {
       .def_readonly("key_blocks", &DecodeWork::key_blocks)
       .def_readonly("share", &DecodeWork::share)
       .def_readonly("busy", &DecodeWork::busy)
-      .def_readonly("cut", &DecodeWork::cut);
+      .def_readonly("cut", &DecodeWork::cut)
+      .def_readonly("team", &DecodeWork::team);
 
   py::class_<Visible>(m, "Visible")
       .def_readonly("pairs", &Visible::pairs)

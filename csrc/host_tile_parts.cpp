@@ -145,26 +145,36 @@ void add_decode_splits(Parts& parts, PlannedCall const& call, SplitkvPlan const&
   }
 }
 
+// Of one tile in the list of a member of the teams.
+void add_shares_of_tile(Parts& parts, PlannedCall const& call, SplitkvPlan const& plan, int block_n,
+                        Shares const& shares, int member, ListTile const& found) {
+  QueryTile const tile(found.seq, plan.decode, found.work);
+  BlockRange const blocks = blocks_of(call.params.fwd, tile, block_n);
+  for (int64_t at = found.begin; at < found.end();) {
+    int64_t const share = at / shares.size;
+    SharePart const part(found, at, shares.end(static_cast<int>(share)));
+    parts.add(share * plan.team.divisor() + member, 0, tile,
+              clip(blocks, blocks.begin + static_cast<int>(part.begin - found.begin),
+                   blocks.begin + static_cast<int>(part.end - found.begin)));
+    at = part.end;
+  }
+}
+
 void add_decode_shares(Parts& parts, PlannedCall const& call, SplitkvPlan const& plan,
                        int block_n) {
-  WorkList const list(call.params, plan, block_n);
+  auto const list = [&](int member) { return WorkList(call.params, plan, block_n, member); };
   int const batch = call.params.fwd.shape.batch;
   int64_t total = 0;
-  for (int b = 0; b < batch; ++b) { total += list.length(b); }
-  Shares const shares(total, plan.decode.tiles, plan.shares, kMinShare);
+  for (int b = 0; b < batch; ++b) { total += list(0).length(b); }
+  Shares const shares = team_shares(plan, total);
   int64_t begin = 0;
-  for (int b = 0; b < batch; begin += list.length(b), ++b) {
-    int64_t const end = begin + (parts.wants(b) ? list.length(b) : 0);
-    for (int64_t at = begin; at < end;) {
-      ListTile const found = list.tile_at(b, begin, at);
-      int64_t const share = at / shares.size;
-      SharePart const part(found, at, shares.end(static_cast<int>(share)));
-      QueryTile const tile(found.seq, plan.decode, found.work);
-      BlockRange const blocks = blocks_of(call.params.fwd, tile, block_n);
-      parts.add(share, 0, tile,
-                clip(blocks, blocks.begin + static_cast<int>(part.begin - found.begin),
-                     blocks.begin + static_cast<int>(part.end - found.begin)));
-      at = part.end;
+  for (int b = 0; b < batch; begin += list(0).length(b), ++b) {
+    int64_t const end = begin + (parts.wants(b) ? list(0).length(b) : 0);
+    for (int64_t at = begin; at < end; at = list(0).tile_at(b, begin, at).end()) {
+      for (int member = 0; member < plan.team.divisor(); ++member) {
+        add_shares_of_tile(parts, call, plan, block_n, shares, member,
+                           list(member).tile_at(b, begin, at));
+      }
     }
   }
 }

@@ -21,6 +21,7 @@ class Shares:
         size: key blocks of one share.
         busy: thread blocks that have a share.
         cut: tiles whose keys more than one thread block has.
+        team: neighbouring thread blocks that have the same keys of different heads.
     """
 
     tiles: int
@@ -28,6 +29,7 @@ class Shares:
     size: int
     busy: int
     cut: int
+    team: int
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def splitkv_launches(
     if plan.may_decode and plan.shares > 0:
         keys = host.tile_shape(arch, plan.decode_role, kernel_head_dim).n
         work = host.decode_work(call, plan, keys)
-        shares = Shares(work.tiles, work.key_blocks, work.share, work.busy, work.cut)
+        shares = Shares(work.tiles, work.key_blocks, work.share, work.busy, work.cut, work.team)
         grid = (plan.shares, 1, 1)
         launches.append(describe(plan.decode_role, plan.decode, grid, shares=shares))
     elif plan.may_decode:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from ._plan_map import CLEAN, MASKED, SKIPPED, QueryTile, TileMap
 
@@ -88,6 +88,9 @@ def _owners(line: list[QueryTile]) -> str:
     x, last = xs[0], xs[-1]
     if x == last and ys[-1] > ys[0]:
         return f"{x}, splits {span(range(ys[0], ys[-1] + 1))}"
+    steps = {after - before for before, after in pairwise(xs)}
+    if len(steps) == 1 and (step := steps.pop()) > 1:  # the parts of a tile lie a team apart
+        return f"{x}-{last} by {step}"
     return span(range(x, last + 1))
 
 

@@ -25,8 +25,9 @@ struct alignas(16) CutTile {
 
 // A slot holds one part: out (rows, head_dim) and lse (rows), fp32, rows in the order of the tile. There are
 // two ways to number the slots. Chunks: entry e is chunk tile e and has `slots` of its own. Shares of a work
-// list: entry e is the tile that share e begins and does not end; a share meets two cut tiles at the most, and
-// has slot 2 e for the one it does not begin and slot 2 e + 1 for the one it does not end.
+// list: entry e is the tile that thread block e begins and does not end; a thread block meets two cut tiles at the
+// most, and has slot 2 e for the one it does not begin and slot 2 e + 1 for the one it does not end. The next part of a
+// tile lies with the thread block `team` further on.
 struct CutTiles {
   CutTile* tiles = nullptr;  // (entries)
   float* out = nullptr;      // (entries, slots, rows, head_dim)
@@ -34,11 +35,11 @@ struct CutTiles {
   int entries = 0;           // 0: nothing can be cut
   int slots = 0;             // of an entry
   int rows = 0;              // of a tile
-  bool of_shares = false;
+  int team = 0;              // of shares; 0: chunks
 
   FA_HD int64_t slot(int entry, int part) const {
     int64_t const first = int64_t(entry) * slots;
-    int const step = of_shares ? 2 * part + (part == 0) : part;
+    int const step = team > 0 ? 2 * team * part + (part == 0) : part;
     return first + step;
   }
 };

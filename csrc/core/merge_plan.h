@@ -36,4 +36,14 @@ inline MergePlan plan_merge(CutTiles const& cuts, ForwardPlan const& role, Shape
   return plan;
 }
 
+struct MergePlans {
+  MergePlan decode;
+  MergePlan chunk;
+};
+
+inline MergePlans plan_merges(SplitkvPlan const& plan, Shape const& shape) {
+  return {plan_merge(plan.decode_cuts, plan.decode, shape, plan.multiprocessors),
+          plan_merge(plan.chunk_cuts, plan.chunk, shape, plan.multiprocessors)};
+}
+
 }  // namespace flashattn

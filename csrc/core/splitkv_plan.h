@@ -2,6 +2,9 @@
 // the host knows; lengths stay on the device.
 #pragma once
 
+#include <algorithm>
+#include <numeric>
+
 #include "core/cache_info.h"
 #include "core/cut_tile.h"
 #include "core/forward_plan.h"
@@ -10,20 +13,22 @@
 
 namespace flashattn {
 
-constexpr int kMinShare = 4;  // key blocks of a decode tile that a thread block takes at least
+constexpr int kMinShare = 4;   // key blocks of a decode tile that a thread block takes at least
+constexpr int kFewRows = 128;  // query rows of a sequence up to which it may be decoded in several tiles
 
 struct SplitkvPlan {
-  ForwardPlan decode;  // one tile per sequence and group of heads
+  ForwardPlan decode;  // one tile per sequence and group of heads; several where chunks are few (are_few)
   ForwardPlan chunk;
   Role decode_role;
-  int packs_of_group = 1;  // decode tiles that share a key/value head
-  bool may_decode;         // whether a sequence can have that role
+  bool may_decode;  // whether a sequence can have that role
   bool may_chunk;
   SplitPlan split;        // as the caller asked; {1} when splits are automatic
   SplitPlan chunk_split;  // of the chunks
   int multiprocessors;
-  int shares = 0;  // automatic: thread blocks that take equal shares of the decode work
-  int64_t rows;    // query rows times heads
+  int shares = 0;      // automatic: thread blocks that take equal shares of the decode work (core/work_list.h)
+  FastDivisor team;    // thread blocks of one
+  int team_heads = 0;  // decode tiles of a token for each member of a team
+  int64_t rows;        // query rows times heads
   FastDivisor page_size;
   float* out_partial = nullptr;  // given splits: (splits, rows, head_dim), in the workspace
   float* lse_partial = nullptr;  // (splits, rows)
@@ -44,13 +49,13 @@ inline int decode_pack(Shape const& shape, int tile_rows) {
   return pack > 0 ? pack : 1;  // no query heads: there may still be new tokens to append
 }
 
-// A decode tile holds all rows of its sequence.
+// Given splits: a decode tile holds all rows of its sequence.
 FA_HD WorkTile decode_tile_of(Shape const& shape, int64_t index) {
   return {static_cast<int>(index % shape.batch), static_cast<int>(index / shape.batch), 0};
 }
 
 // Sequences whose query rows fit one decode tile are decoded, the others are chunks. Where the call's decode role
-// does not follow the longest sequence (see plan_splitkv), this depends on the sequence alone.
+// does not follow the longest sequence (see plan_roles), this depends on the sequence alone.
 FA_HD bool is_decoded(SequenceInfo const& seq, ForwardPlan const& decode) { return seq.len_q <= decode.tile_tokens; }
 
 // Takes pieces of the workspace one after the other. Without a workspace it only adds up their sizes.
@@ -71,9 +76,9 @@ class WorkspacePieces {
   size_t bytes_ = 0;
 };
 
-inline CutTiles cut_tiles(WorkspacePieces& pieces, int entries, int slots, int rows, int head_dim, bool of_shares) {
+inline CutTiles cut_tiles(WorkspacePieces& pieces, int entries, int slots, int rows, int head_dim, int team) {
   CutTiles cuts;
-  cuts.entries = entries, cuts.slots = slots, cuts.rows = rows, cuts.of_shares = of_shares;
+  cuts.entries = entries, cuts.slots = slots, cuts.rows = rows, cuts.team = team;
   int64_t const part_rows = int64_t(entries) * slots * rows;
   cuts.tiles = pieces.take<CutTile>(entries);
   cuts.out = pieces.take<float>(part_rows * head_dim);
@@ -81,48 +86,88 @@ inline CutTiles cut_tiles(WorkspacePieces& pieces, int entries, int slots, int r
   return cuts;
 }
 
-// `kernel_head_dim` is that of the kernel which serves the caller's head dim.
-inline SplitkvPlan plan_splitkv(FlashSplitkvParams const& params, int arch, int kernel_head_dim, int multiprocessors) {
+// Whether chunks of `longest` rows are so few that their tiles would leave multiprocessors idle: as decode tiles they
+// are shared out over all of them (H200, 2026-11-30, docs/tuning.md). A chunk has more tokens than a tile of `decode`.
+inline bool are_few(FlashFwdParams const& fwd, int64_t longest, ForwardPlan const& decode, ForwardPlan const& chunk,
+                    int multiprocessors) {
+  int64_t const chunks = std::min<int64_t>(fwd.shape.batch, query_rows(fwd) / (decode.tile_tokens + 1));
+  int64_t const tiles = query_rows(fwd) / chunk.tile_tokens + chunks;  // of a head
+  return longest <= kFewRows && tiles * (fwd.shape.heads / chunk.row_map.pack()) <= kWaves * multiprocessors;
+}
+
+inline ForwardPlan plan_decode(FlashFwdParams const& fwd, TileShape tile) {
+  return ForwardPlan(fwd.shape, fwd.lengths, tile.m, decode_pack(fwd.shape, tile.m));
+}
+
+// Which kernels a call has, and the tiles of each.
+inline void plan_roles(SplitkvPlan& plan, FlashSplitkvParams const& params, int arch, int kernel_head_dim) {
   FlashFwdParams const& fwd = params.fwd;
   Shape const& shape = fwd.shape;
-  SplitkvPlan plan;
-  plan.multiprocessors = multiprocessors;
+  auto const tile = [&](Role role) { return tile_shape(arch, role, kernel_head_dim); };
   int const group = shape.heads_kv > 0 ? shape.heads / shape.heads_kv : 1;
+  int64_t const longest = int64_t(shape.seqlen_q) * group;  // rows
   // Without splits, or with splits of a given size, bits must not depend on the longest sequence of the batch.
   bool const any_role = params.split.split_size == 0 && params.split.num_splits != 1;
-  plan.decode_role = decode_role(group, any_role ? int64_t(shape.seqlen_q) * group : 0);
+  plan.decode_role = decode_role(group, any_role ? longest : 0);
+  plan.decode = plan_decode(fwd, tile(plan.decode_role));
+  plan.chunk = plan_forward(shape, fwd.lengths, tile(Role::kChunk));
+  bool are_chunks = shape.seqlen_q > plan.decode.tile_tokens;
+  if (are_chunks && params.split.automatic() && are_few(fwd, longest, plan.decode, plan.chunk, plan.multiprocessors)) {
+    are_chunks = false;
+    plan.decode_role = Role::kWideDecode;
+    plan.decode = plan_decode(fwd, tile(plan.decode_role));
+  } else {
+    plan.decode.tiles = int64_t(shape.batch) * (shape.heads / plan.decode.row_map.pack());
+  }
+  plan.rows = query_rows(fwd) * shape.heads;
+  plan.may_chunk = plan.rows > 0 && are_chunks;
+  plan.may_decode = plan.rows > 0 && (fwd.lengths.cu_seqlens_q != nullptr || !plan.may_chunk);
+}
+
+// As many thread blocks, in teams that divide their number and that of a token's decode tiles.
+inline void share_decode_work(SplitkvPlan& plan, Shape const& shape, int thread_blocks) {
+  int const heads = shape.heads / plan.decode.row_map.pack(), team = heads > 0 ? std::gcd(heads, thread_blocks) : 1;
+  plan.shares = thread_blocks;
+  plan.team = FastDivisor(team);
+  plan.team_heads = heads / team;
+}
+
+// Shares of the decode work, splits of the chunks, and room for the parts of what they cut.
+inline void plan_automatic_splits(SplitkvPlan& plan, Shape const& shape, int arch, int kernel_head_dim,
+                                  WorkspacePieces& pieces) {
   TileShape const decode = tile_shape(arch, plan.decode_role, kernel_head_dim);
   TileShape const chunk = tile_shape(arch, Role::kChunk, kernel_head_dim);
-  int const pack = decode_pack(shape, decode.m);
-  plan.decode = ForwardPlan(shape, fwd.lengths, decode.m, pack);
-  plan.decode.tiles = int64_t(shape.batch) * (shape.heads / pack);
-  plan.packs_of_group = plan.decode.group.divisor() / pack;
-  plan.chunk = plan_forward(shape, fwd.lengths, chunk);
-  bool const packed = fwd.lengths.cu_seqlens_q != nullptr;
-  plan.rows = query_rows(fwd) * shape.heads;
-  plan.may_chunk = plan.rows > 0 && shape.seqlen_q > plan.decode.tile_tokens;
-  plan.may_decode = plan.rows > 0 && (packed || !plan.may_chunk);
+  plan.split = {1, 0};
+  // What a multiprocessor holds, or one where chunks want the rest.
+  int const of_multiprocessor = plan.may_chunk ? 1 : decode_blocks(arch, decode, kernel_head_dim);
+  share_decode_work(plan, shape, of_multiprocessor * plan.multiprocessors);
+  // A tile of one key block cannot be cut.
+  if (plan.may_decode && shape.seqlen_k > decode.n) {
+    plan.decode_cuts = cut_tiles(pieces, plan.shares, 2, decode.m, shape.head_dim, plan.team.divisor());
+  }
+  plan.chunk_split = plan_chunk_splits(shape.seqlen_k, plan.chunk.tiles, plan.multiprocessors);
+  if (plan.may_chunk && plan.chunk_split.splits > 1) {
+    plan.chunk_cuts = cut_tiles(pieces, static_cast<int>(plan.chunk.tiles), plan.chunk_split.splits, chunk.m,
+                                shape.head_dim, /*team=*/0);
+  }
+}
+
+// `kernel_head_dim` is that of the kernel which serves the caller's head dim.
+inline SplitkvPlan plan_splitkv(FlashSplitkvParams const& params, int arch, int kernel_head_dim, int multiprocessors) {
+  Shape const& shape = params.fwd.shape;
+  SplitkvPlan plan;
+  plan.multiprocessors = multiprocessors;
+  plan_roles(plan, params, arch, kernel_head_dim);
   plan.page_size = FastDivisor(params.cache.page_size > 0 ? params.cache.page_size : 1);
 
   WorkspacePieces pieces(params.workspace);
-  if (params.split.num_splits > 0 || params.split.split_size > 0) {
+  if (params.split.automatic()) {
+    plan_automatic_splits(plan, shape, arch, kernel_head_dim, pieces);
+  } else {
     plan.split = plan.chunk_split = plan_splits(params, multiprocessors, 0);
     if (plan.split.splits > 1) {
       plan.out_partial = pieces.take<float>(plan.split.splits * plan.rows * shape.head_dim);
       plan.lse_partial = pieces.take<float>(plan.split.splits * plan.rows);
-    }
-  } else {
-    plan.split = {1, 0};
-    // What a multiprocessor holds, or one where chunks want the rest.
-    plan.shares = (plan.may_chunk ? 1 : decode_blocks(arch, decode, kernel_head_dim)) * multiprocessors;
-    // A tile of one key block cannot be cut.
-    if (plan.may_decode && shape.seqlen_k > decode.n) {
-      plan.decode_cuts = cut_tiles(pieces, plan.shares, 2, decode.m, shape.head_dim, /*of_shares=*/true);
-    }
-    plan.chunk_split = plan_chunk_splits(shape.seqlen_k, plan.chunk.tiles, multiprocessors);
-    if (plan.may_chunk && plan.chunk_split.splits > 1) {
-      plan.chunk_cuts = cut_tiles(pieces, static_cast<int>(plan.chunk.tiles), plan.chunk_split.splits, chunk.m,
-                                  shape.head_dim, /*of_shares=*/false);
     }
   }
   if (params.append.rotary_dim > 0) { plan.rotated_q = pieces.take<uint16_t>(plan.rows * shape.head_dim); }

@@ -11,12 +11,16 @@ namespace flashattn {
 struct TileShape {
   int m;       // query rows of a thread block
   int n;       // keys of a block
-  int warps;   // each takes m * key_warps / warps query rows
+  int warps;   // each takes m * row_sharing() / warps query rows
   int stages;  // key and value blocks that are held in shared memory at once
   bool q_in_registers;
-  int key_warps = 1;      // warps that share the same rows and take n / key_warps keys each
+  int key_warps = 1;      // warps that share the same rows and take n / key_warps keys each, in both products
+  int column_warps = 1;   // the same, but of P·V each takes head_dim / column_warps columns
   int query_buffers = 1;  // query tiles in shared memory
   int blocks = 1;         // thread blocks on a multiprocessor that registers are to suffice for
+  int portions = 0;       // with one stage and 32 rows a warp, of the loads beside a product; 0: half of its slices
+
+  constexpr int row_sharing() const { return key_warps * column_warps; }
 };
 
 // What a kernel is for. kPrefill is flash_fwd; flash_fwd_splitkv serves the sequences of a batch that
@@ -43,31 +47,37 @@ constexpr int smem_of_multiprocessor(int arch) {
 
 // Query tiles, then the stages of K and V, 2 bytes an element; 8 bytes for every row in each of the warps that share
 // it, and where several do, 8 more; the parts that the block is at; and where the keys of two blocks of a cache lie,
-// which have up to 64 keys. The output reuses the rest.
+// which have up to 64 keys. The output reuses the rest. Column warps have their probabilities and maxima there too.
 constexpr int smem_bytes(TileShape tile, int head_dim) {
-  int const rows = 8 * (tile.key_warps + (tile.key_warps > 1)) * tile.m;
+  int const rows = 8 * (tile.row_sharing() + (tile.key_warps > 1)) * tile.m;
   int const parts = 152 * tile.stages;
   int const keys = tile.n <= 64 ? 32 * tile.n : 0;
-  return 2 * head_dim * (tile.query_buffers * tile.m + 2 * tile.stages * tile.n) + rows + parts + keys + 256;
+  int const shared = tile.column_warps > 1 ? (2 * tile.n + 4 * tile.column_warps) * tile.m : 0;
+  return 2 * head_dim * (tile.query_buffers * tile.m + 2 * tile.stages * tile.n) + rows + parts + keys + shared + 256;
 }
 
-// Measured on an H200 (2026-11-29, docs/tuning.md). 32 query rows per warp halve the traffic of keys
+// Measured on an H200 (2026-11-29 and 30, docs/tuning.md). 32 query rows per warp halve the traffic of keys
 // and values from shared memory to registers, as long as accumulator and scores fit a thread's 255
-// registers; larger head dims take 16 rows. One stage, because two thread blocks on a
+// registers. From head dim 192 on a warp has 32 rows of half the columns, where there is shared memory for what two
+// such warps exchange, and otherwise 16 rows. One stage, because two thread blocks on a
 // multiprocessor hide each other's loads.
-constexpr TileShape prefill_tile(int head_dim) {
+constexpr TileShape prefill_tile(int arch, int head_dim) {
   if (head_dim <= 32) { return {.m = 128, .n = 64, .warps = 4, .stages = 1, .q_in_registers = true, .blocks = 3}; }
-  if (head_dim <= 64) { return {128, 128, 4, 1, false}; }
-  if (head_dim <= 128) { return {128, 64, 4, 1, false}; }
-  if (head_dim <= 160) { return {128, 32, 4, 1, false}; }
-  if (head_dim <= 192) { return {64, 96, 4, 1, false}; }
-  return {64, 64, 4, 1, false};
+  if (head_dim <= 64) { return {.m = 128, .n = 128, .warps = 4, .stages = 1, .q_in_registers = false, .portions = 3}; }
+  if (head_dim <= 128) { return {.m = 128, .n = 64, .warps = 4, .stages = 1, .q_in_registers = false, .portions = 3}; }
+  if (head_dim <= 160) { return {.m = 128, .n = 32, .warps = 4, .stages = 1, .q_in_registers = false, .portions = 3}; }
+  int const column_warps = arch >= 90 && smem_limit(arch) > 113 * 1024 ? 2 : 1;
+  TileShape tile{.m = 64, .n = 64, .warps = 4, .stages = 1, .q_in_registers = false, .column_warps = column_warps};
+  if (head_dim <= 192) { tile.n = 96; }
+  if (column_warps > 1 && head_dim <= 224) { tile.portions = 3; }
+  return tile;
 }
 
 // The same with blocks that divide kSplitGranule.
-constexpr TileShape chunk_tile(int head_dim) {
-  TileShape tile = prefill_tile(head_dim);
+constexpr TileShape chunk_tile(int arch, int head_dim) {
+  TileShape tile = prefill_tile(arch, head_dim);
   tile.n = tile.n < 64 ? tile.n : 64;
+  tile.portions = 0;
   return tile;
 }
 
@@ -112,8 +122,8 @@ constexpr TileShape wide_decode_tile(int arch, int head_dim) {
 
 constexpr TileShape tile_shape(int arch, Role role, int head_dim) {
   switch (role) {
-    case Role::kPrefill: return prefill_tile(head_dim);
-    case Role::kChunk: return chunk_tile(head_dim);
+    case Role::kPrefill: return prefill_tile(arch, head_dim);
+    case Role::kChunk: return chunk_tile(arch, head_dim);
     case Role::kDecode: return decode_tile(arch, head_dim);
     default: return wide_decode_tile(arch, head_dim);
   }

@@ -1,5 +1,7 @@
-// The work of the decode role as one list: the key blocks of all its tiles, one after the other. Thread
-// blocks take equal shares of the list, so that no one waits for the longest sequence.
+// The work of the decode role as one list: the key blocks of its tiles, one after the other. Thread blocks take equal
+// shares of the list, so that no one waits for the longest sequence. Neighbouring thread blocks are a team: each has a
+// list of its own, of every team-th head, and as these lists are alike, a team walks through the same pages at the same
+// time, where thread blocks at different places would come back to them later (H200, 2026-11-30, docs/tuning.md).
 #pragma once
 
 #include "core/query_tile.h"
@@ -23,18 +25,18 @@ struct ListTile {
   FA_HD int64_t end() const { return begin + blocks; }
 };
 
-// Order: sequence, query tile, head, key block. The host does not know the lengths, so nothing is stored:
-// whoever needs a part of the list works it out.
+// That of one member of each team. Order: sequence, query tile, head, key block. The host does not know the lengths, so
+// nothing is stored: whoever needs a part of the list works it out.
 class WorkList {
  public:
-  FA_HD WorkList(FlashSplitkvParams const& params, SplitkvPlan const& plan, int block_n)
-      : params_(params), plan_(plan), block_n_(block_n) {}
+  FA_HD WorkList(FlashSplitkvParams const& params, SplitkvPlan const& plan, int block_n, int member)
+      : params_(params), plan_(plan), block_n_(block_n), member_(member) {}
 
-  // Key blocks of one sequence over all heads.
+  // Key blocks of one sequence over all heads of the list.
   FA_HD int64_t length(int batch) const {
     SequenceInfo const seq = cache_sequence_info(params_, batch);
     if (plan_.may_chunk && !is_decoded(seq, plan_.decode)) { return 0; }
-    // One tile, unless a sequence is longer than the caller's max_seqlen_q said and no kernel for chunks runs.
+    // One tile, unless no kernel for chunks runs: they are few, or longer than the caller's max_seqlen_q said.
     int64_t sum = 0;
     for (int m_block = 0; int64_t(m_block) * plan_.decode.tile_tokens < seq.len_q; ++m_block) {
       sum += blocks(seq, m_block);
@@ -49,15 +51,16 @@ class WorkList {
       int const count = blocks(seq, m_block);
       int64_t const end = begin + int64_t(heads()) * count;
       if (position < end) {
-        int const head = static_cast<int>(divide(position - begin, count));
-        return {seq, {batch, head, m_block}, count, begin + int64_t(head) * count};
+        int const index = static_cast<int>(divide(position - begin, count));
+        int const head = index * plan_.team.divisor() + member_;
+        return {seq, {batch, head, m_block}, count, begin + int64_t(index) * count};
       }
       begin = end;
     }
   }
 
  private:
-  FA_HD int heads() const { return params_.fwd.shape.heads_kv * plan_.packs_of_group; }
+  FA_HD int heads() const { return plan_.team_heads; }
 
   // A tile without keys counts too: somebody has to write its rows.
   FA_HD int blocks(SequenceInfo const& seq, int m_block) const {
@@ -69,6 +72,7 @@ class WorkList {
   FlashSplitkvParams const& params_;
   SplitkvPlan const& plan_;
   int const block_n_;
+  int const member_;
 };
 
 // What a share has of one tile: positions [begin, end) of the list.
@@ -87,7 +91,7 @@ struct SharePart {
 
   FA_HD bool is_whole() const { return begins_tile && ends_tile; }
   // Of CutTiles, for a part of a cut tile.
-  FA_HD int64_t slot(int share) const { return 2 * int64_t(share) + begins_tile; }
+  FA_HD int64_t slot(int thread_block) const { return 2 * int64_t(thread_block) + begins_tile; }
 };
 
 // A list of `total` entries in equal shares, of which the last may be smaller: at most `most` of them, and no
@@ -113,5 +117,11 @@ struct Shares {
     return 1 + static_cast<int>(divide(end_position - end(share) + size - 1, size));
   }
 };
+
+// Of a list of `total` key blocks, for one member of each team.
+FA_HD Shares team_shares(SplitkvPlan const& plan, int64_t total) {
+  int const team = plan.team.divisor(), most = plan.automatic() ? plan.shares / team : 1;
+  return Shares(total, plan.decode.tiles / team, most, kMinShare);
+}
 
 }  // namespace flashattn

@@ -106,9 +106,10 @@ __global__ void __launch_bounds__(kMergeWarps* kLanes)
                                           __grid_constant__ RoleMerge const decode,
                                           __grid_constant__ RoleMerge const chunk) {
   let_next_kernel_start();
-  bool const is_chunk = blockIdx.x >= decode.blocks;
+  // Chunks first: they have more to merge, and where both roles do not fit on the GPU at once, the others come late.
+  bool const is_chunk = blockIdx.x < chunk.blocks;
   RoleMerge const& work = is_chunk ? chunk : decode;
-  int const warp = (blockIdx.x - (is_chunk ? decode.blocks : 0)) * kMergeWarps + threadIdx.x / kLanes;
+  int const warp = (blockIdx.x - (is_chunk ? 0 : chunk.blocks)) * kMergeWarps + threadIdx.x / kLanes;
   int const group = work.places.quotient(warp), place = warp - group * work.places.divisor();
   int const row = work.slices.quotient(place), slice = place - row * work.slices.divisor();
   int const column = slice * kMergeSlice + threadIdx.x % kLanes * kMergeColumns;
@@ -126,9 +127,8 @@ __global__ void __launch_bounds__(kMergeWarps* kLanes)
 }  // namespace
 
 void launch_combine_cuts(FlashFwdParams const& params, SplitkvPlan const& plan, cudaStream_t stream, bool overlap) {
-  int const multiprocessors = plan.multiprocessors;
-  RoleMerge const decode(plan.decode_cuts, plan_merge(plan.decode_cuts, plan.decode, params.shape, multiprocessors));
-  RoleMerge const chunk(plan.chunk_cuts, plan_merge(plan.chunk_cuts, plan.chunk, params.shape, multiprocessors));
+  MergePlans const merges = plan_merges(plan, params.shape);
+  RoleMerge const decode(plan.decode_cuts, merges.decode), chunk(plan.chunk_cuts, merges.chunk);
   launch("flash_fwd_splitkv", flash_fwd_splitkv_combine_cuts_kernel, dim3(decode.blocks + chunk.blocks),
          kMergeWarps * kLanes, 0, stream, overlap, params, decode, chunk);
 }

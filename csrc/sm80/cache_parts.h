@@ -95,10 +95,12 @@ class DecodeParts {
   CUTE_DEVICE DecodeParts(FlashSplitkvParams const& params, SplitkvPlan const& plan, typename Search::Storage& storage)
       : params_(params),
         plan_(plan),
-        search_(WorkList(params, plan, Traits::kBlockN), plan.automatic() ? params.fwd.shape.batch : 0, storage),
-        shares_(search_.total(), plan.decode.tiles, plan.automatic() ? plan.shares : 1, kMinShare),
-        at_(shares_.begin(blockIdx.x)),
-        end_(shares_.end(blockIdx.x)) {
+        share_(plan.team.quotient(blockIdx.x)),
+        search_(WorkList(params, plan, Traits::kBlockN, blockIdx.x - share_ * plan.team.divisor()),
+                plan.automatic() ? params.fwd.shape.batch : 0, storage),
+        shares_(team_shares(plan, search_.total())),
+        at_(shares_.begin(share_)),
+        end_(shares_.end(share_)) {
     bool const idle = at_ == end_;
     if (plan.automatic() && idle && threadIdx.x == 0) { record_cut(plan.decode_cuts, blockIdx.x, QueryTile{}, 0); }
   }
@@ -117,7 +119,7 @@ class DecodeParts {
     CutTiles const& cuts = plan_.decode_cuts;
     if (share.end == end_) {
       bool const cuts_here = share.begins_tile && !share.ends_tile;
-      record_cut(cuts, index, part.tile, cuts_here ? shares_.holders(index, part.tile_end) : 0);
+      record_cut(cuts, index, part.tile, cuts_here ? shares_.holders(share_, part.tile_end) : 0);
     }
     if (!share.is_whole()) { part.output = slot_output(cuts, share.slot(index), params_.fwd.shape.head_dim); }
   }
@@ -155,6 +157,7 @@ class DecodeParts {
 
   FlashSplitkvParams const& params_;
   SplitkvPlan const& plan_;
+  int const share_;
   Search const search_;
   Shares const shares_;
   int64_t at_;  // in the list of work

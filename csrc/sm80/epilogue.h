@@ -34,8 +34,8 @@ class Epilogue {
   template <class Acc, class Softmax>
   CUTE_DEVICE void store(Acc& acc, Softmax& softmax, typename Traits::SharedStorage& smem,
                          typename Traits::Stage& stage) const {
-    auto const coords = coordinates();
-    softmax.publish(smem.rows[Traits::key_warp()], coords);
+    auto const coords = row_column_coordinates<TiledMma, typename Traits::BlockM, typename Traits::HeadDim>();
+    softmax.publish(smem.rows[Traits::warp_of_row()], coords);
     __syncthreads();
     float const exponent_scale = softmax.exponent_scale();
     if constexpr (Traits::kKeyWarps > 1) {
@@ -52,12 +52,6 @@ class Epilogue {
 
  private:
   using Rows = typename Traits::RowSlot[Traits::kBlockM];
-
-  CUTE_DEVICE static auto coordinates() {
-    using namespace cute;
-    Tensor const identity = make_identity_tensor(cute::Shape<typename Traits::BlockM, typename Traits::HeadDim>{});
-    return row_column_view(TiledMma{}.get_thread_slice(threadIdx.x).partition_C(identity));
-  }
 
   // One thread a row: its logarithm, its sink and its place in memory are code that need not be there for each of the
   // rows that a thread holds.
@@ -87,14 +81,14 @@ class Epilogue {
   }
 
   // Writes the lse of a row, and leaves in its states what takes each warp's accumulator to its part of out.
-  CUTE_DEVICE void finish_row(Rows (&rows)[Traits::kKeyWarps], int row, float exponent_scale) const {
+  CUTE_DEVICE void finish_row(Rows (&rows)[Traits::kRowSharing], int row, float exponent_scale) const {
     float const scale_log2 = exponent_scale * kLog2e;
     float maximum = rows[0][row].state.maximum, sum = 0.f;
     CUTE_UNROLL
-    for (int warp = 1; warp < Traits::kKeyWarps; ++warp) { maximum = fmaxf(maximum, rows[warp][row].state.maximum); }
-    float own_factors[Traits::kKeyWarps];
+    for (int warp = 1; warp < Traits::kRowSharing; ++warp) { maximum = fmaxf(maximum, rows[warp][row].state.maximum); }
+    float own_factors[Traits::kRowSharing];
     CUTE_UNROLL
-    for (int warp = 0; warp < Traits::kKeyWarps; ++warp) {
+    for (int warp = 0; warp < Traits::kRowSharing; ++warp) {
       own_factors[warp] =
           Traits::kKeyWarps == 1 ? 1.f : rescale_factor(rows[warp][row].state.maximum, maximum, scale_log2);
       sum += rows[warp][row].state.sum * own_factors[warp];
@@ -105,7 +99,7 @@ class Epilogue {
     SoftmaxResult const result = finish_softmax(maximum, sum, exponent_scale, sink);
     if (exists) { store_lse(row, result.lse); }
     CUTE_UNROLL
-    for (int warp = 0; warp < Traits::kKeyWarps; ++warp) {
+    for (int warp = 0; warp < Traits::kRowSharing; ++warp) {
       rows[warp][row].state.set_factor(result.factor * own_factors[warp]);
     }
   }
@@ -161,7 +155,7 @@ class Epilogue {
     return row * Traits::kHeadDim + (column ^ row % kGroups * 8);
   }
 
-  // Of the warps that share rows, each with some of the keys. In their order, so that the same call gives the same
+  // Of key warps, which share rows and have some of the keys each. In their order, so that the same call gives the same
   // bits.
   template <class Acc, class Coords>
   CUTE_DEVICE void store_sum_of_warps(Acc const& acc, Coords const& coords, typename Traits::SharedStorage& smem,
@@ -173,7 +167,7 @@ class Epilogue {
     for (int i = 0; i < size<0>(out); ++i) {
       CUTE_UNROLL
       for (int col = 0; col < size<1>(out); col += 2) {
-        *reinterpret_cast<float2*>(parts + Traits::key_warp() * kTile + part_at(coords(i, col))) =
+        *reinterpret_cast<float2*>(parts + Traits::warp_of_row() * kTile + part_at(coords(i, col))) =
             make_float2(out(i, col), out(i, col + 1));
       }
     }

@@ -23,6 +23,13 @@ CUTE_DEVICE auto row_column_view(Tensor&& acc) {
   return cute::make_tensor(acc.data(), row_column_layout(acc.layout()));
 }
 
+// (row, column) in a tile of Rows x Columns of each element of the thread's accumulator.
+template <class TiledMma, class Rows, class Columns>
+CUTE_DEVICE auto row_column_coordinates() {
+  auto const tile = cute::make_identity_tensor(cute::Shape<Rows, Columns>{});
+  return row_column_view(TiledMma{}.get_thread_slice(threadIdx.x).partition_C(tile));
+}
+
 // The same registers as the A operand ((2, 2, 2), MMA_M, MMA_K) of m16n8k16: two neighbouring
 // m16n8 accumulators are one m16k16 operand.
 template <class Layout>

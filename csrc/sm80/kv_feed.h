@@ -25,10 +25,16 @@ class KvFeed {
 
   // Starts copying a portion of the keys of the next block; the newest block of a part comes first. Between matrix
   // products no branch asks whether there is one: copies without a source take its place.
-  CUTE_DEVICE void load_k(Element* smem, int stage, Portion portion) {
+  CUTE_DEVICE void load_k(Element* smem, Portion portion) {
     if (portion.is_first()) { has_block_ = block_ >= begin_; }
-    source_.load_k(block_, has_block_, smem, stage, portion);
+    source_.load_k(block_, has_block_, smem, portion);
     if (portion.is_last()) { --block_; }
+  }
+
+  // Behind the last portion of the keys that go to `stage`. Apart from them, because what it does has branches, which
+  // between matrix products would keep their instructions from being mixed.
+  CUTE_DEVICE void look_ahead(int stage) {
+    if (has_block_) { source_.look_ahead(block_ + 1, stage); }
   }
 
   // The values of the block whose keys were loaded last.

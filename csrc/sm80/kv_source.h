@@ -9,15 +9,17 @@
 namespace flashattn::sm80 {
 
 // What a source of keys and values does: after open(part), start copying a block to shared memory, portion by
-// portion, first its keys, then its values. Rows outside of part.keys, which no row of the tile sees, become zeros:
+// portion, first its keys, then its values; look_ahead(block), after the keys of the block and before the next barrier,
+// prepares for the block behind it. Rows outside of part.keys, which no row of the tile sees, become zeros:
 // a masked key has probability 0, but 0 · NaN would still be NaN. Without `exists` all rows do. Where has_holes(stage)
 // is true of the block that is in a stage, is_key(part, j) tells which keys below len_k do not exist.
 template <class Source, class Element>
 concept KvSource = requires(Source& source, Part const& part, int block, bool exists, Element* smem, int stage,
                             Portion portion, int key) {
   source.open(part);
-  source.load_k(block, exists, smem, stage, portion);
+  source.load_k(block, exists, smem, portion);
   source.load_v(block, exists, smem, portion);
+  source.look_ahead(block, stage);
   source.has_holes(stage);
   source.is_key(part, key);
 };
@@ -28,35 +30,49 @@ class ContiguousKv {
  public:
   using Element = typename Traits::Element;
 
+  // Whether a thread keeps where its pieces of the next block lie, instead of working it out for each block: where
+  // registers suffice, that is 4 % faster; where they do not, 2 to 10 % slower (H200, 2026-11-30, docs/tuning.md).
+  static constexpr bool kWalks = Traits::kColumnWarps > 1;
+
   CUTE_DEVICE explicit ContiguousKv(FlashFwdParams const& params) : params_(params) {}
 
   CUTE_DEVICE void open(Part const& part) {
     k_ = static_cast<Element const*>(params_.k.data) + key_offset(params_.k, part.tile.seq, part.head_kv);
     v_ = static_cast<Element const*>(params_.v.data) + key_offset(params_.v, part.tile.seq, part.head_kv);
+    if constexpr (kWalks) {
+      int const first = (part.end - 1) * Traits::kBlockN + copy_.row;
+      k_ += first * params_.k.row_stride + copy_.col;
+      v_ += first * params_.v.row_stride + copy_.col;
+    }
     keys_ = part.keys;
   }
-  CUTE_DEVICE void load_k(int block, bool exists, Element* smem, int, Portion portion) const {
+  // Blocks come in descending order.
+  CUTE_DEVICE void load_k(int block, bool exists, Element* smem, Portion portion) {
     load(k_, params_.k.row_stride, block, exists, smem, portion);
   }
-  CUTE_DEVICE void load_v(int block, bool exists, Element* smem, Portion portion) const {
+  CUTE_DEVICE void load_v(int block, bool exists, Element* smem, Portion portion) {
     load(v_, params_.v.row_stride, block, exists, smem, portion);
   }
+  CUTE_DEVICE static void look_ahead(int, int) {}
   CUTE_DEVICE static constexpr bool has_holes(int) { return false; }
   CUTE_DEVICE static constexpr bool is_key(Part const&, int) { return true; }
 
  private:
-  CUTE_DEVICE void load(Element const* base, int64_t row_stride, int block, bool exists, Element* smem,
-                        Portion portion) const {
+  CUTE_DEVICE void load(Element const*& at, int64_t row_stride, int block, bool exists, Element* smem,
+                        Portion portion) {
     int const first_key = block * Traits::kBlockN;
-    Element const* rows = base + first_key * row_stride;
+    Element const* const rows = kWalks ? at - copy_.col : at + first_key * row_stride;
+    int const first_row = kWalks ? copy_.row : 0;
     KeyRange const keys = exists ? keys_ : KeyRange{0, 0};
-    copy_.load_async(smem, params_.shape.head_dim, portion,
-                     [&](int row) { return Row<Element const>{rows + row * row_stride, keys.has(first_key + row)}; });
+    copy_.load_async(smem, params_.shape.head_dim, portion, [&](int row) {
+      return Row<Element const>{rows + (row - first_row) * row_stride, keys.has(first_key + row)};
+    });
+    if (kWalks && portion.is_last()) { at -= Traits::kBlockN * row_stride; }
   }
 
   FlashFwdParams const& params_;
   KvCopy<Traits> const copy_;
-  Element const* k_ = nullptr;
+  Element const* k_ = nullptr;  // of the sequence; or of the thread's first piece of the next block
   Element const* v_ = nullptr;
   KeyRange keys_ = {0, 0};
 };
@@ -76,6 +92,8 @@ class CacheKv {
   };
 
   static constexpr int kWarps = Traits::kBlockN / 32;  // that look up the rows of a block
+  using Copy = KvCopy<Traits>;
+  static_assert(Traits::kBlockN % Copy::kRowsPerStep == 0);
   static_assert(Traits::kBlockN % 32 == 0 && Traits::kBlockN <= Traits::kThreads);
 
   struct Storage {
@@ -96,23 +114,35 @@ class CacheKv {
   }
 
   // Blocks come in descending order.
-  CUTE_DEVICE void load_k(int block, bool exists, Element* smem, int stage, Portion portion) {
-    load(exists, smem, portion, [&](int row) { return storage_.rows[block & 1][row].k; });
-    if (exists && portion.is_last()) { look_ahead(block, stage); }
+  CUTE_DEVICE void load_k(int block, bool exists, Element* smem, Portion portion) {
+    if (portion.is_first()) { read_rows(block, &Rows::k); }
+    load(exists, smem, portion);
   }
-  CUTE_DEVICE void load_v(int block, bool exists, Element* smem, Portion portion) const {
-    load(exists, smem, portion, [&](int row) { return storage_.rows[block & 1][row].v; });
+  CUTE_DEVICE void load_v(int block, bool exists, Element* smem, Portion portion) {
+    if (portion.is_first()) { read_rows(block, &Rows::v); }
+    load(exists, smem, portion);
   }
-  // Both at once: half as many looks at the table.
+  // Both at once: half as many looks at the table. Looks ahead too.
   CUTE_DEVICE void load_block(int block, Element* smem_k, Element* smem_v, int stage) {
     int const head_dim = params_.fwd.shape.head_dim;
-    KvCopy<Traits>{}.for_each_piece(
-        Portion{}, [&](int row) { return storage_.rows[block & 1][row]; },
+    Copy const copy;
+    Rows found[Copy::kSteps];
+    CUTE_UNROLL
+    for (int step = 0; step < Copy::kSteps; ++step) {
+      found[step] = storage_.rows[block & 1][copy.row + step * Copy::kRowsPerStep];
+    }
+    copy.for_each_piece(
+        Portion{}, [&](int row) { return found[(row - copy.row) / Copy::kRowsPerStep]; },
         [&](Rows const& rows, int column, int offset) {
           copy_async(smem_k + offset, rows.k + column, rows.k != nullptr && column < head_dim);
           copy_async(smem_v + offset, rows.v + column, rows.k != nullptr && column < head_dim);
         });
     look_ahead(block, stage);
+  }
+  CUTE_DEVICE void look_ahead(int block, int stage) {
+    if (threadIdx.x < Traits::kBlockN && threadIdx.x % 32 == 0) { storage_.holes[stage][threadIdx.x / 32] = met_hole_; }
+    find_rows(block - 1);
+    page_ = find_page(block - 2);
   }
   CUTE_DEVICE bool has_holes(int stage) const {
     int holes = 0;
@@ -126,13 +156,6 @@ class CacheKv {
   }
 
  private:
-  // After the copies of a block have begun.
-  CUTE_DEVICE void look_ahead(int block, int stage) {
-    if (threadIdx.x < Traits::kBlockN && threadIdx.x % 32 == 0) { storage_.holes[stage][threadIdx.x / 32] = met_hole_; }
-    find_rows(block - 1);
-    page_ = find_page(block - 2);
-  }
-
   // Of the key that is this thread's to look up.
   CUTE_DEVICE int find_page(int block) const {
     int const key = block * Traits::kBlockN + threadIdx.x;
@@ -159,10 +182,19 @@ class CacheKv {
            part_->head_kv * t.head_stride;
   }
 
-  template <class RowOf>
-  CUTE_DEVICE void load(bool exists, Element* smem, Portion portion, RowOf pointer_to) const {
-    KvCopy<Traits>{}.load_async(smem, params_.fwd.shape.head_dim, portion, [&](int row) {
-      Element const* const pointer = pointer_to(row);
+  // All rows that this thread copies pieces of, so that no copy waits for the table.
+  CUTE_DEVICE void read_rows(int block, Element const* Rows::* which) {
+    Copy const copy;
+    CUTE_UNROLL
+    for (int step = 0; step < Copy::kSteps; ++step) {
+      rows_[step] = storage_.rows[block & 1][copy.row + step * Copy::kRowsPerStep].*which;
+    }
+  }
+
+  CUTE_DEVICE void load(bool exists, Element* smem, Portion portion) const {
+    Copy const copy;
+    copy.load_async(smem, params_.fwd.shape.head_dim, portion, [&](int row) {
+      Element const* const pointer = rows_[(row - copy.row) / Copy::kRowsPerStep];
       return Row<Element const>{pointer, exists && pointer != nullptr};
     });
   }
@@ -170,7 +202,8 @@ class CacheKv {
   FlashSplitkvParams const& params_;
   FastDivisor const page_size_;
   Storage& storage_;
-  Part const* part_ = nullptr;  // in shared memory
+  Part const* part_ = nullptr;         // in shared memory
+  Element const* rows_[Copy::kSteps];  // of the block whose keys, or values, are being copied
   int page_ = -1;
   bool met_hole_ = false;  // the warp, in the block whose rows were found last
 };

@@ -4,6 +4,7 @@
 #include <cute/tensor.hpp>
 
 #include "core/block_range.h"
+#include "sm80/column_exchange.h"
 #include "sm80/fragments.h"
 #include "sm80/kv_feed.h"
 #include "sm80/query_rows.h"
@@ -41,6 +42,8 @@ class Mainloop {
   }
 
  private:
+  using Exchange = ColumnExchange<Traits>;
+
   // One stage and one part: values are loaded during Q·Kᵀ, and the next keys during P·V, a portion at each of their
   // slices. Another thread block on the multiprocessor hides the rest.
   template <class Feed, class Finish>
@@ -48,7 +51,8 @@ class Mainloop {
     Part const* const part = feed.next_part();
     if (part == nullptr) { return; }
     auto& stage = smem_.stages[0];
-    feed.load_k(stage.k, 0, Portion{});
+    feed.load_k(stage.k, Portion{});
+    feed.look_ahead(0);
     load_queries(*part);
     if constexpr (Traits::kTile.q_in_registers) { wait_for_block<0>(); }
     start(*part);
@@ -56,8 +60,10 @@ class Mainloop {
       wait_for_block<0>();
       auto scores = multiply_qk(stage.k, [&](Portion portion) { feed.load_v(stage.v, portion); });
       edit(feed.source(), *part, scores, block, 0);
+      if constexpr (Traits::kColumnWarps > 1) { Exchange::tell_maxima(smem_, scores); }
       wait_for_block<0>();
-      accumulate_pv(scores, stage.v, [&](Portion portion) { feed.load_k(stage.k, 0, portion); });
+      accumulate_pv(scores, stage.v, [&](Portion portion) { feed.load_k(stage.k, portion); });
+      feed.look_ahead(0);
     }
     finish(*part, acc_, softmax_, stage);
   }
@@ -174,17 +180,20 @@ class Mainloop {
     if (row < Traits::kBlockM) {
       RowBias const bias = row_bias(params_.score, part.tile, row);
       CUTE_UNROLL
-      for (int warp = 0; warp < Traits::kKeyWarps; ++warp) { smem_.rows[warp][row].bias = bias; }
+      for (int warp = 0; warp < Traits::kRowSharing; ++warp) { smem_.rows[warp][row].bias = bias; }
     }
     __syncthreads();
   }
 
   // What is loaded beside slice `slice` of a product. Where a slice has many MMAs, the loads are spread over the first
-  // half of the slices; where a warp has 16 rows, that would keep the tensor cores waiting for data (measured on an
-  // H200, docs/tuning.md, 2026-11-30).
+  // of the slices, but not over all, or what they load would come too late; where a warp has 16 rows, that would keep
+  // the tensor cores waiting for data (measured on an H200, docs/tuning.md, 2026-11-30).
   CUTE_DEVICE static constexpr Portion portion_at(int slice, int slices) {
     constexpr bool kSpread = Traits::kBlockM > 16 * Traits::kRowWarps;
-    return Portion{slice, kSpread ? (slices + 1) / 2 : 1};
+    constexpr int kPortions = Traits::kTile.portions;
+    int const half = (slices + 1) / 2, most = slices > 1 ? slices - 1 : 1;
+    int const several = kPortions < most ? kPortions : most;
+    return Portion{slice, !kSpread ? 1 : (kPortions > 0 ? several : half)};
   }
 
   CUTE_DEVICE void fetch_q(int slice) {
@@ -227,11 +236,10 @@ class Mainloop {
     if (is_clean && !has_holes && !mod.active) { return; }
     using namespace cute;
     int const first_key = block * Traits::kBlockN;
-    Tensor const tile = make_identity_tensor(cute::Shape<typename Traits::BlockM, typename Traits::BlockN>{});
-    Tensor const coords = row_column_view(TiledMmaQk{}.get_thread_slice(threadIdx.x).partition_C(tile));
+    Tensor const coords = row_column_coordinates<TiledMmaQk, typename Traits::BlockM, typename Traits::BlockN>();
     Tensor view = row_column_view(scores);
     if (mod.active) {
-      modify_scores(mod, view, coords, first_key, [&](int row) { return smem_.rows[Traits::key_warp()][row].bias; });
+      modify_scores(mod, view, coords, first_key, [&](int row) { return smem_.rows[Traits::warp_of_row()][row].bias; });
     }
     if (!is_clean) { mask_scores(part.tile, params_.window, view, coords, first_key); }
     if (has_holes) {
@@ -244,12 +252,26 @@ class Mainloop {
     using namespace cute;
     Tensor scores_view = row_column_view(scores);
     Tensor acc_view = row_column_view(acc_);
-    softmax_.update(scores_view, acc_view);
+    if constexpr (Traits::kColumnWarps > 1) {
+      softmax_.update(scores_view, acc_view, [&](int row) { return Exchange::maximum(smem_, row); });
+      Exchange::tell_probabilities(smem_, scores);
+      auto probabilities = Exchange::probabilities(smem_);
+      multiply_pv(probabilities.fragment, v, probabilities, alongside);
+    } else {
+      softmax_.update(scores_view, acc_view, [&](int row) { return row_maximum(scores_view, row); });
+      Tensor const probabilities = convert<Element>(scores);
+      Tensor const tOrP = make_tensor(probabilities.data(), a_operand_layout(probabilities.layout()));
+      multiply_pv(tOrP, v, [](int) {}, alongside);
+    }
+  }
 
+  // fetch_p(slice) is called before a slice of the probabilities is used.
+  template <class Probabilities, class Fetch, class Alongside>
+  CUTE_DEVICE void multiply_pv(Probabilities const& tOrP, Element const* v, Fetch&& fetch_p,
+                               Alongside const& alongside) {
+    using namespace cute;
     TiledMmaPv const mma;
     auto const thread_mma = mma.get_thread_slice(threadIdx.x);
-    Tensor const probabilities = convert<Element>(scores);
-    Tensor const tOrP = make_tensor(probabilities.data(), a_operand_layout(probabilities.layout()));
     Tensor const sVt = make_tensor(make_smem_ptr(v), typename Traits::SmemLayoutVt{});
     Tensor tOrV = thread_mma.partition_fragment_B(sVt);  // (MMA, MMA_N, MMA_K)
 
@@ -258,6 +280,7 @@ class Mainloop {
     Tensor const tOsV = thread_copy_v.partition_S(sVt);
     Tensor to_v = thread_copy_v.retile_D(tOrV);
     multiply(mma, acc_, tOrP, tOrV, [&](int slice, int slices) {
+      fetch_p(slice);
       copy(copy_v, tOsV(_, _, slice), to_v(_, _, slice));
       alongside(portion_at(slice, slices));
     });

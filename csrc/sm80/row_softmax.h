@@ -18,6 +18,15 @@ CUTE_DEVICE float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
+// Of the columns that the threads of a quad hold.
+template <class Scores>
+CUTE_DEVICE float row_maximum(Scores const& scores, int row) {
+  float result = scores(row, 0);
+  CUTE_UNROLL
+  for (int col = 1; col < cute::size<1>(scores); ++col) { result = fmaxf(result, scores(row, col)); }
+  return quad_max(result);
+}
+
 template <int kRows>
 class RowSoftmax {
  public:
@@ -35,16 +44,17 @@ class RowSoftmax {
   }
 
   // Turns a block of scores into probabilities relative to the running maximum, and rescales what
-  // the older blocks left in `acc` to it. Both are (row, column) views.
-  template <class Scores, class Acc>
-  CUTE_DEVICE void update(Scores& scores, Acc& acc) {
+  // the older blocks left in `acc` to it. Both are (row, column) views; block_maximum(row) is that of all scores of a
+  // row in the block.
+  template <class Scores, class Acc, class Maximum>
+  CUTE_DEVICE void update(Scores& scores, Acc& acc, Maximum const& block_maximum) {
     static_assert(decltype(cute::size<0>(scores))::value == kRows);
     float factors[kRows];
     bool rescale = false;
     CUTE_UNROLL
     for (int row = 0; row < kRows; ++row) {
       float const old_maximum = maximum_[row];
-      maximum_[row] = next_maximum(old_maximum, quad_max(row_max(scores, row)), scale_log2_);
+      maximum_[row] = next_maximum(old_maximum, block_maximum(row), scale_log2_);
       factors[row] = rescale_factor(old_maximum, maximum_[row], scale_log2_);
       rescale |= maximum_[row] != old_maximum;
     }
@@ -67,24 +77,6 @@ class RowSoftmax {
   CUTE_DEVICE float exponent_scale() const { return exponent_scale_; }
 
  private:
-  template <class Acc>
-  CUTE_DEVICE void rescale_rows(Acc& acc, float const (&factors)[kRows]) {
-    CUTE_UNROLL
-    for (int row = 0; row < kRows; ++row) {
-      sum_[row] *= factors[row];
-      CUTE_UNROLL
-      for (int col = 0; col < cute::size<1>(acc); ++col) { acc(row, col) *= factors[row]; }
-    }
-  }
-
-  template <class Scores>
-  CUTE_DEVICE static float row_max(Scores const& scores, int row) {
-    float result = scores(row, 0);
-    CUTE_UNROLL
-    for (int col = 1; col < cute::size<1>(scores); ++col) { result = fmaxf(result, scores(row, col)); }
-    return result;
-  }
-
   template <class Scores>
   CUTE_DEVICE float exponentiate(Scores& scores, int row) const {
     float const shift = subtrahend(maximum_[row]) * scale_log2_;
@@ -95,6 +87,16 @@ class RowSoftmax {
       sum += scores(row, col);
     }
     return sum;
+  }
+
+  template <class Acc>
+  CUTE_DEVICE void rescale_rows(Acc& acc, float const (&factors)[kRows]) {
+    CUTE_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      sum_[row] *= factors[row];
+      CUTE_UNROLL
+      for (int col = 0; col < cute::size<1>(acc); ++col) { acc(row, col) *= factors[row]; }
+    }
   }
 
   float const exponent_scale_;

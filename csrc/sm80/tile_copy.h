@@ -37,6 +37,7 @@ struct TileCopy {
   static constexpr int kVector = 16 / sizeof(Element);
   static constexpr int kThreadsPerRow = Traits::kColBlock / kVector;
   static constexpr int kRowsPerStep = Traits::kThreads / kThreadsPerRow;
+  static constexpr int kSteps = (kRows + kRowsPerStep - 1) / kRowsPerStep;
   static constexpr int kColBlocks = Traits::kHeadDim / Traits::kColBlock;
   static_assert(kRowsPerStep % 8 == 0, "the swizzle must not depend on the step");
   static_assert(kRows % 8 == 0);
@@ -48,7 +49,6 @@ struct TileCopy {
   // Calls fn(row, column, offset in shared memory) for each piece of a portion, with what row_of(row) says.
   template <class RowOf, class Fn>
   CUTE_DEVICE void for_each_piece(Portion portion, RowOf&& row_of, Fn&& fn) const {
-    constexpr int kSteps = (kRows + kRowsPerStep - 1) / kRowsPerStep;
     CUTE_UNROLL
     for (int piece = 0; piece < kSteps * kColBlocks; ++piece) {
       int const first = piece / kColBlocks * kRowsPerStep, block = piece % kColBlocks;

@@ -40,38 +40,50 @@ struct ForwardTraits {
   using BlockM = cute::Int<kBlockM>;
   using BlockN = cute::Int<kBlockN>;
 
-  // Warps split the rows of both products. Warps that share rows split the keys: of Q·Kᵀ these are
-  // columns, of P·V they are the depth, so each warp ends with a part of out. A warp takes 16
-  // neighbouring keys at a time, two n8 tiles, which makes its accumulator of Q·Kᵀ the A operand of
-  // its P·V.
+  // Warps split the rows of both products. Warps that share rows split the keys, which are columns of Q·Kᵀ. Key warps
+  // keep them in P·V, as its depth, so each ends with a part of out; column warps exchange probabilities, and each ends
+  // with some columns of out. A warp takes 16 neighbouring keys at a time, two n8 tiles, which makes its accumulator of
+  // Q·Kᵀ the A operand of its P·V, unless there are column warps.
   static constexpr int kKeyWarps = kTile.key_warps;
-  static constexpr int kRowWarps = kTile.warps / kKeyWarps;
+  static constexpr int kColumnWarps = kTile.column_warps;
+  static constexpr int kRowSharing = kTile.row_sharing();  // warps that share a row
+  static constexpr int kRowWarps = kTile.warps / kRowSharing;
+  static_assert(kKeyWarps == 1 || kColumnWarps == 1);
   using MmaAtom = typename ElementTypes<kDType>::MmaAtom;
   using RowsOfWarps = cute::Int<16 * kRowWarps>;
   using KeysOfWarps = cute::Int<16 * kKeyWarps>;
-  using KeyOrder =
-      cute::Layout<cute::Shape<cute::_8, cute::Int<kKeyWarps>, cute::_2>, cute::Stride<cute::_1, cute::_16, cute::_8>>;
+  template <int kWarps>
+  using SixteenEach =
+      cute::Layout<cute::Shape<cute::_8, cute::Int<kWarps>, cute::_2>, cute::Stride<cute::_1, cute::_16, cute::_8>>;
   using TiledMmaQk =
-      cute::TiledMMA<MmaAtom, cute::Layout<cute::Shape<cute::Int<kRowWarps>, cute::Int<kKeyWarps>, cute::_1>>,
-                     cute::Tile<RowsOfWarps, KeyOrder, cute::_16>>;
+      cute::TiledMMA<MmaAtom, cute::Layout<cute::Shape<cute::Int<kRowWarps>, cute::Int<kRowSharing>, cute::_1>>,
+                     cute::Tile<RowsOfWarps, SixteenEach<kRowSharing>, cute::_16>>;
   using TiledMmaPv =
-      cute::TiledMMA<MmaAtom, cute::Layout<cute::Shape<cute::Int<kRowWarps>, cute::_1, cute::Int<kKeyWarps>>>,
-                     cute::Tile<RowsOfWarps, cute::_16, KeysOfWarps>>;
+      cute::TiledMMA<MmaAtom,
+                     cute::Layout<cute::Shape<cute::Int<kRowWarps>, cute::Int<kColumnWarps>, cute::Int<kKeyWarps>>>,
+                     cute::Tile<RowsOfWarps, SixteenEach<kColumnWarps>, KeysOfWarps>>;
+  CUTE_DEVICE static int row_warp() { return threadIdx.x / 32 % kRowWarps; }
   // Of this thread: which of the warps that share its rows.
-  CUTE_DEVICE static int key_warp() { return kKeyWarps == 1 ? 0 : threadIdx.x / 32 / kRowWarps; }
+  CUTE_DEVICE static int warp_of_row() { return kRowSharing == 1 ? 0 : threadIdx.x / 32 / kRowWarps; }
   static_assert(kBlockM <= kThreads, "some work on rows is done by a thread a row");
-  static_assert(kBlockM % (16 * kRowWarps) == 0 && kBlockN % (16 * kKeyWarps) == 0);
+  static_assert(kBlockM % (16 * kRowWarps) == 0 && kBlockN % (16 * kRowSharing) == 0);
+  static_assert(kHeadDim % (16 * kColumnWarps) == 0);
 
   // A tile lies in shared memory as column blocks of one or half a 128-byte line. The swizzle
   // spreads the 8 rows that one ldmatrix phase reads over all 32 banks.
+  template <int kColumns>
+  using SmemAtomOf = decltype(cute::composition(
+      cute::Swizzle<kColumns == 64 ? 3 : 2, 3, 3>{},
+      cute::Layout<cute::Shape<cute::_8, cute::Int<kColumns>>, cute::Stride<cute::Int<kColumns>, cute::_1>>{}));
   static constexpr int kColBlock = kHeadDim % 64 == 0 ? 64 : 32;
-  using SmemAtom = decltype(cute::composition(
-      cute::Swizzle<kColBlock == 64 ? 3 : 2, 3, 3>{},
-      cute::Layout<cute::Shape<cute::_8, cute::Int<kColBlock>>, cute::Stride<cute::Int<kColBlock>, cute::_1>>{}));
+  using SmemAtom = SmemAtomOf<kColBlock>;
   using SmemLayoutQ = decltype(cute::tile_to_shape(SmemAtom{}, cute::Shape<BlockM, HeadDim>{}));
   using SmemLayoutKv = decltype(cute::tile_to_shape(SmemAtom{}, cute::Shape<BlockN, HeadDim>{}));
   using SmemLayoutVt = decltype(cute::composition(
       SmemLayoutKv{}, cute::make_layout(cute::Shape<HeadDim, BlockN>{}, cute::GenRowMajor{})));
+
+  using SmemLayoutP =
+      decltype(cute::tile_to_shape(SmemAtomOf<kBlockN % 64 == 0 ? 64 : 32>{}, cute::Shape<BlockM, BlockN>{}));
 
   using LoadMatrix = cute::Copy_Atom<cute::SM75_U32x4_LDSM_N, Element>;
   using LoadMatrixTransposed = cute::Copy_Atom<cute::SM75_U16x8_LDSM_T, Element>;
@@ -89,7 +101,7 @@ struct ForwardTraits {
   };
 
   // What is known of a row in each of the warps that share it, one after the other: in prefill where its queries lie
-  // (query_rows.h); its bias, if the call has ALiBi; its state; where no warps share rows, the place of its output.
+  // (query_rows.h); its bias, if the call has ALiBi; its state; without key warps, the place of its output.
   union RowSlot {
     int64_t offset;
     RowBias bias;
@@ -115,9 +127,12 @@ struct ForwardTraits {
   struct SharedStorage {
     alignas(128) Element q[kQueryBuffers][kBlockM * kHeadDim];  // or the output
     Stage stages[kStages];
-    RowSlot rows[kKeyWarps][kBlockM];               // of the part that is attended to
+    RowSlot rows[kRowSharing][kBlockM];             // of the part that is attended to
     int64_t out_rows[kKeyWarps > 1 ? kBlockM : 1];  // where they go, while the slots hold factors
     Part parts[kParts];                             // in shared memory, because the main loop needs the registers
+    // What column warps tell each other of a block: the maxima of their keys, and the probabilities.
+    float maxima[kColumnWarps > 1 ? kColumnWarps : 1][kColumnWarps > 1 ? kBlockM : 1];
+    alignas(16) Element probabilities[kColumnWarps > 1 ? kBlockM * kBlockN : 1];
   };
   static_assert(sizeof(SharedStorage) <= smem_bytes(kTile, kHeadDim));
   static_assert(sizeof(SharedStorage) <= smem_limit(kArch));

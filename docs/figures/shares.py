@@ -4,8 +4,8 @@ from style import BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, YELLOW, box, can
 
 from flashattn_ext import _host
 
-LENGTHS = (1280, 320, 704)  # tokens in the cache
-HEADS_KV, GROUP, HEAD_DIM, MULTIPROCESSORS = 2, 4, 128, 3
+LENGTHS = (1280, 1280, 320, 320, 704, 704)  # tokens in the cache
+HEADS_KV, GROUP, HEAD_DIM, MULTIPROCESSORS = 1, 4, 128, 3
 COLORS = (BLUE, GREEN, ORANGE, PURPLE, YELLOW, PALE)
 
 
@@ -27,13 +27,11 @@ def draw():
     at = 0
     for sequence, tokens in enumerate(LENGTHS):
         count = -(-tokens // block)
-        for head in range(HEADS_KV):
-            color = COLORS[2 * sequence + head]
-            for entry in range(at, at + count):
-                box(ax, entry, 0, 1, 1, color)
-            ax.text(at + count / 2, -0.25, f"seq {sequence},\nhead {head}", ha="center", fontsize=7)
-            at += count
-    assert at == work.key_blocks
+        for entry in range(at, at + count):
+            box(ax, entry, 0, 1, 1, COLORS[sequence])
+        ax.text(at + count / 2, -0.25, f"seq {sequence}", ha="center", fontsize=7)
+        at += count
+    assert at == work.key_blocks and work.team == 1
     for share in range(work.busy):
         begin, end = share * work.share, min((share + 1) * work.share, at)
         ax.plot([begin, begin], [-0.2, 2.2], color=INK, lw=2)

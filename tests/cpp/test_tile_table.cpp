@@ -57,10 +57,11 @@ TEST(TileTable, ShapesSuitTheMatrixInstruction) {
   for_every_kernel([](int, int, TileShape tile) {
     EXPECT_GE(tile.warps, 1);
     EXPECT_LE(tile.warps, 32);
-    EXPECT_EQ(tile.warps % tile.key_warps, 0);
+    EXPECT_EQ(tile.warps % tile.row_sharing(), 0);
+    EXPECT_TRUE(tile.key_warps == 1 || tile.column_warps == 1);
     // An m16n8k16 takes 16 rows of a warp, and keys are the depth of P·V.
-    EXPECT_EQ(tile.m * tile.key_warps % (16 * tile.warps), 0);
-    EXPECT_EQ(tile.n % (16 * tile.key_warps), 0);
+    EXPECT_EQ(tile.m * tile.row_sharing() % (16 * tile.warps), 0);
+    EXPECT_EQ(tile.n % (16 * tile.row_sharing()), 0);
     EXPECT_GT(tile.m, 0);
     EXPECT_GT(tile.n, 0);
     EXPECT_GE(tile.stages, 1);
@@ -70,12 +71,32 @@ TEST(TileTable, ShapesSuitTheMatrixInstruction) {
 // The accumulator of out takes m / (16 warps) · head_dim / 8 · 4 registers of a thread.
 TEST(TileTable, AccumulatorLeavesRegistersForTheRest) {
   for_every_kernel([](int, int head_dim, TileShape tile) {
-    int const row_tiles = tile.m * tile.key_warps / (16 * tile.warps);
-    int const accumulator = row_tiles * head_dim / 2;
-    int const scores = row_tiles * tile.n / tile.key_warps / 2;
+    int const row_tiles = tile.m * tile.row_sharing() / (16 * tile.warps);
+    int const accumulator = row_tiles * head_dim / tile.column_warps / 2;
+    int const scores = row_tiles * tile.n / tile.row_sharing() / 2;
     int const per_thread = std::min(255, 65536 / (32 * tile.warps));
     EXPECT_LT(accumulator + scores, per_thread);
   });
+}
+
+// They exchange maxima and probabilities, and two thread blocks fit on a multiprocessor all the
+// same.
+TEST(TileTable, ColumnWarpsWhereTwoThreadBlocksHaveRoom) {
+  for_every_kernel([](int arch, int head_dim, TileShape tile) {
+    if (tile.column_warps == 1) { return; }
+    EXPECT_GT(head_dim, 160);
+    EXPECT_EQ(tile.stages, 1);
+    TileShape without = tile;
+    without.column_warps = 1;
+    int const rows = 8 * tile.m * (tile.column_warps - 1);
+    EXPECT_EQ(flashattn::smem_bytes(tile, head_dim) - flashattn::smem_bytes(without, head_dim),
+              rows + (2 * tile.n + 4 * tile.column_warps) * tile.m);
+    EXPECT_LE(2 * (flashattn::smem_bytes(tile, head_dim) + 1024),
+              flashattn::smem_of_multiprocessor(arch));
+  });
+  EXPECT_EQ(flashattn::tile_shape(90, Role::kPrefill, 256).column_warps, 2);
+  EXPECT_EQ(flashattn::tile_shape(86, Role::kPrefill, 256).column_warps, 1);
+  EXPECT_EQ(flashattn::tile_shape(80, Role::kPrefill, 256).column_warps, 1);
 }
 
 // The main loop's loads run ahead of it in the decode kernels, for which they need a second stage;

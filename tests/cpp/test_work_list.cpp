@@ -87,40 +87,45 @@ ListTile find(WorkList const& list, int batch, int64_t position) {
 // Walks the shares as the thread blocks do.
 void expect_shares_cover(Problem const& problem, int most) {
   FlashSplitkvParams const p = problem.params();
-  SplitkvPlan const plan = flashattn::plan_splitkv(p, 90, 128, 132);
-  WorkList const list(p, plan, kBlock);
+  SplitkvPlan plan = flashattn::plan_splitkv(p, 90, 128, 132);
+  flashattn::share_decode_work(plan, p.fwd.shape, most);
+  int const team = plan.team.divisor();
+  auto const list = [&](int member) { return WorkList(p, plan, kBlock, member); };
   int64_t total = 0;
-  for (int b = 0; b < p.fwd.shape.batch; ++b) { total += list.length(b); }
-  Shares const shares(total, plan.decode.tiles, most, flashattn::kMinShare);
+  for (int b = 0; b < p.fwd.shape.batch; ++b) { total += list(team - 1).length(b); }
+  Shares const shares = flashattn::team_shares(plan, total);
   CutTiles cuts;
-  cuts.slots = 2, cuts.of_shares = true;
+  cuts.slots = 2, cuts.team = team;
 
   std::map<TileKey, int> seen;
   std::map<TileKey, std::pair<int, int>> cut;  // entry and number of parts, as recorded
   std::map<TileKey, std::vector<int64_t>> slots;
   int64_t covered = 0, largest = 0;
-  for (int share = 0; share < most; ++share) {
+  for (int thread_block = 0; thread_block < most; ++thread_block) {
+    int const share = thread_block / team, member = thread_block % team;
     int64_t const end = shares.end(share);
     largest = std::max(largest, end - shares.begin(share));
     for (int64_t at = shares.begin(share); at < end;) {
-      ListTile const tile = find(list, p.fwd.shape.batch, at);
+      ListTile const tile = find(list(member), p.fwd.shape.batch, at);
       ASSERT_TRUE(tile.begin <= at && at < tile.end());
       SharePart const part(tile, at, end);
       TileKey const key{tile.work.batch, tile.work.head, tile.work.m_block};
       EXPECT_EQ(at - tile.begin, seen[key]);  // in order
       seen[key] += static_cast<int>(part.end - part.begin);
-      if (!part.is_whole()) { slots[key].push_back(part.slot(share)); }
+      if (!part.is_whole()) { slots[key].push_back(part.slot(thread_block)); }
       if (part.begins_tile && !part.ends_tile) {
         EXPECT_EQ(part.end, end);
-        cut[key] = {share, shares.holders(share, tile.end())};
+        cut[key] = {thread_block, shares.holders(share, tile.end())};
       }
       covered += part.end - part.begin;
       at = part.end;
     }
   }
-  EXPECT_EQ(covered, total);
+  EXPECT_EQ(covered, total * team);
   EXPECT_TRUE(seen == expected_blocks(p, plan));
-  EXPECT_LE(largest, std::max<int64_t>((total + most - 1) / most, flashattn::kMinShare));
+  int64_t const shares_of_list = most / team;
+  EXPECT_LE(largest,
+            std::max<int64_t>((total + shares_of_list - 1) / shares_of_list, flashattn::kMinShare));
 
   std::set<int64_t> used;
   EXPECT_EQ(cut.size(), slots.size());
@@ -176,6 +181,33 @@ TEST(WorkList, RandomBatches) {
     if (pick(0, 4) == 0) { problem.seqlen_q = 1; }
     SCOPED_TRACE("round " + std::to_string(round));
     expect_shares_cover(problem, pick(1, 300));
+  }
+}
+
+// Thread blocks that work on the heads of a sequence at the same time are neighbours.
+TEST(WorkList, MembersOfATeamTakeTheSameKeysOfDifferentHeads) {
+  Problem const problem{.len_q = {1, 1}, .len_k = {8192, 5000}, .heads = 32, .heads_kv = 8};
+  FlashSplitkvParams const p = problem.params();
+  SplitkvPlan const plan = flashattn::plan_splitkv(p, 90, 128, 132);
+  ASSERT_EQ(plan.shares, 264);
+  ASSERT_EQ(plan.team.divisor(), 8);
+  for (int64_t position : {0, 5, 127, 128, 200}) {
+    for (int member = 0; member < 8; ++member) {
+      ListTile const tile = find(WorkList(p, plan, kBlock, member), 2, position);
+      EXPECT_EQ(tile.work.head, member);
+      EXPECT_EQ(tile.work.batch, position < 128 ? 0 : 1);
+      EXPECT_EQ(tile.begin, position < 128 ? 0 : 128);
+    }
+  }
+}
+
+// A number of heads without a divisor in common with the thread blocks: teams of one.
+TEST(WorkList, AnyNumberOfHeadsHasTeams) {
+  for (auto const& [heads, team] : std::map<int, int>{{1, 1}, {2, 2}, {3, 3}, {5, 1}, {32, 8}}) {
+    Problem const problem{.len_q = {1}, .len_k = {9000}, .heads = heads, .heads_kv = heads};
+    SplitkvPlan const plan = flashattn::plan_splitkv(problem.params(), 90, 128, 132);
+    EXPECT_EQ(plan.team.divisor(), team);
+    EXPECT_EQ(plan.team_heads * team, heads);
   }
 }
 

@@ -138,7 +138,7 @@ def test_c45_chosen_numbers_of_splits_are_right(d, device, default_build):
     for gpu in GPUS.values():
         for batch in (1, 8, 4096):
             for blocks in (1, 2, 513):
-                one = dict(batch=batch, heads=1, heads_kv=1, head_dim=d, seqlen_q=100)
+                one = dict(batch=batch, heads=1, heads_kv=1, head_dim=d, seqlen_q=200)
                 made = plan(**one, seqlen_k=128 * blocks, cache="contiguous", gpu=gpu)
                 assert 1 <= made.launches[0].splits <= min(2 * blocks, 256)
                 chosen.add(made.launches[0].splits)

@@ -31,12 +31,13 @@ def aligned(*pieces):
 def test_decode_by_hand():
     made = planned()
     # 3 stages of 64 keys fit twice into the 228 KiB of a multiprocessor: 2 * 132 shares of
-    # 64 sequences * 8 heads * 128 blocks of 64 keys.
+    # 64 sequences * 8 heads * 128 blocks of 64 keys. In teams of 8: each member has a list of
+    # 64 * 128 blocks in 33 shares, whose 32 borders cut a tile each.
     smem = 2 * 128 * (3 * 16 + 2 * 3 * 64) + 8 * 5 * 16 + 152 * 3 + 32 * 64 + 256
     assert made.launches == (
         Launch(
             "flash_fwd_splitkv_kernel", "decode", (264, 1, 1), 4, (16, 64), 4, 3, smem, None,
-            Shares(tiles=512, key_blocks=65536, size=249, busy=264, cut=261),
+            Shares(tiles=512, key_blocks=65536, size=249, busy=264, cut=8 * 32, team=8),
         ),
         # 264 records of 4 rows in 2 slices of 64 columns: 2112 warps, as many as 4 thread blocks
         # of 4 warps on each multiprocessor.
@@ -103,7 +104,8 @@ def test_flops_are_those_of_the_visible_pairs(window):
         (8, 8, 33, "chunk"),
         (4, 1, 4, "decode"),  # 16 rows of a key/value head
         (4, 1, 5, "wide decode"),
-        (4, 1, 9, "chunk"),
+        (4, 1, 9, "wide decode"),  # of 64 such chunks each is shared out
+        (4, 1, 33, "chunk"),
         (16, 1, 1, "decode"),
         (32, 1, 1, "wide decode"),
     ],
@@ -132,6 +134,22 @@ def test_a_mixed_batch_runs_two_kernels_side_by_side():
     assert decode.shares.tiles == 4 and decode.shares.key_blocks == 2 * (15 + 1)
     tokens = 128 // 4
     assert chunk.grid == (2 * (203 // tokens + 3), min(ceil(912 / 128), chunk.splits), 1)
+
+
+def test_few_chunks_of_few_rows_are_decoded_in_several_tiles():
+    def role(**lengths):
+        return [x.role for x in planned(heads=32, heads_kv=8, seqlen_k=4096, **lengths).launches]
+
+    assert role(batch=8, seqlen_q=32) == ["wide decode", "merge"]  # 4 tiles of 8 tokens
+    assert role(batch=8, seqlen_q=33)[0] == "chunk"
+    assert role(batch=64, seqlen_q=32)[0] == "chunk"  # they fill the GPU
+    assert role(batch=8, seqlen_q=32, num_splits=2)[0] == "chunk"
+    assert role(batch=8, seqlen_q=32, split_size=512)[0] == "chunk"
+    ones = dict(batch=33, seqlen_q=[1] * 32 + [32])
+    assert role(**ones) == ["wide decode", "merge"]
+    made = planned(heads=32, heads_kv=8, seqlen_k=4096, batch=8, seqlen_q=32)
+    (shares,) = (launch.shares for launch in made.launches if launch.shares)
+    assert shares.tiles == 8 * 8 * 4 and shares.team == 8
 
 
 def test_max_seqlen_q_is_a_bound_that_counts():

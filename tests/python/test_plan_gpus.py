@@ -46,7 +46,7 @@ def test_c45_shares_fill_the_gpu_and_are_no_more_than_the_work(
 @pytest.mark.parametrize("blocks", [1, 2, 513])
 def test_c45_chunks(multiprocessors, batch, blocks):
     gpu = Gpu("some", 90, multiprocessors)
-    one = dict(batch=batch, heads=1, heads_kv=1, seqlen_q=100, seqlen_k=128 * blocks)
+    one = dict(batch=batch, heads=1, heads_kv=1, seqlen_q=200, seqlen_k=128 * blocks)
     chunk = planned(**one, gpu=gpu).launches[0]
     assert chunk.role == "chunk" and 1 <= chunk.splits <= min(blocks, 256)
     if blocks > 1 and batch < multiprocessors:

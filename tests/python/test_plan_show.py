@@ -43,16 +43,17 @@ def test_text_of_a_staircase(capsys):
 
 
 def test_text_of_shares(capsys):
-    """Four thread blocks for 15 key blocks: the last of a head goes on with the next head."""
+    """Four thread blocks for 15 key blocks of a head, and as many between them for the other head:
+    a team of two."""
     assert text_of(capsys, DECODE) == [
         "flash_fwd_splitkv_kernel, decode: tiles of 16 rows x 64 keys",
         "# clean  + masked  . skipped",
         "sequence heads queries key blocks       thread block",
-        "0        0-3   0       ##############+  0-3",
-        "                       0   1   2   3",
-        "0        4-7   0       ##############+  3-7",
-        "                       3    5   6   7",
-        "1        0-3   0       #                7",
+        "0        0-3   0       ##############+  0-6 by 2",
+        "                       0   2   4   6",
+        "0        4-7   0       ##############+  1-7 by 2",
+        "                       1   3   5   7",
+        "1        0-3   0       #                6",
         "1        4-7   0       #                7",
     ]
 
@@ -135,7 +136,7 @@ def test_picture_of_a_mixed_batch():
     decode, chunk = drawn(MIXED).axes
     assert "decode" in decode.get_title("left") and "chunk" in chunk.get_title("left")
     numbers = texts(decode)
-    assert numbers == ["0", "1", "2", "3", "3", "4", "5", "6", "7"]
+    assert numbers == ["0", "2", "4", "6", "1", "3", "5", "7"]
     assert colors(decode)[1] == len(numbers)
     assert {name.split(",")[1] for name in texts(chunk)} == {"0", "1", "2"}
 
