@@ -2,6 +2,7 @@
 code at hand is the code that was tested.
 
     python tests/gpu_record.py [--ctest BUILD_DIR]   pytest -m gpu, and ctest -L gpu; writes it
+    python tests/gpu_record.py --failed              runs what failed again, once the tests are mended
     python tests/gpu_record.py --check               needs no GPU, no torch; 1 when out of date
 """
 
@@ -194,11 +195,41 @@ def record(ctest_dir, pytest_arguments):
     return 0 if good else 1
 
 
+def node_id(name):
+    """Of pytest, for the name of a failed test in a record; None where it is not one of pytest's."""
+    module, _, test = name.partition("::")
+    is_test = module.startswith("tests.python.") and test
+    return f"{module.removeprefix('tests.').replace('.', '/')}.py::{test}" if is_test else None
+
+
+def record_failed():
+    """The rest of the record stands, as long as the code is the same: only tests have changed."""
+    result = json.loads(RECORD.read_text())
+    tests = [node_id(name) for name in result["failed_tests"]]
+    if result["content_hash"] != content_hash() or not tests or None in tests:
+        print("Nothing was run: another code, no failed test, or one that pytest cannot run alone.")
+        return 1
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "pytest.xml"
+        command = [sys.executable, "-m", "pytest", *tests, f"--junitxml={report}"]
+        counts, failed = run_suite(command, report)
+    result["passed"] += counts["passed"]
+    result["failed"], result["failed_tests"] = counts["failed"], failed
+    result["run_again"] = result.get("run_again", []) + tests
+    RECORD.write_text(json.dumps(result, indent=2) + "\n")
+    good, sentence = verdict(result, content_hash())
+    print(f"{RECORD}: {sentence}")
+    return 0 if good and counts["passed"] == len(tests) else 1
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--check", action="store_true", help="compare the record with the code")
+    parser.add_argument("--failed", action="store_true", help="run what failed again")
     parser.add_argument("--ctest", metavar="BUILD_DIR", help="also run ctest -L gpu there")
     arguments, for_pytest = parser.parse_known_args()
+    if arguments.failed:
+        return record_failed()
     return check() if arguments.check else record(arguments.ctest, for_pytest)
 
 
