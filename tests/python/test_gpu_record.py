@@ -166,3 +166,49 @@ def test_a_package_of_other_sources_is_stale(tree, tmp_path):
     elsewhere.mkdir()
     (elsewhere / "__init__.py").write_text("old = True")
     assert "__init__.py" in gpu_record.why_stale(elsewhere, library, tree)
+
+
+@pytest.fixture
+def with_failures(tmp_path, monkeypatch):
+    """A record of this code with one failed test; what ran is in the list that it returns."""
+    record = {
+        **GOOD,
+        "content_hash": gpu_record.content_hash(),
+        "failed": 1,
+        "failed_tests": ["tests.python.test_x::test_y[cuda-1]"],
+    }
+    monkeypatch.setattr(gpu_record, "RECORD", tmp_path / "record.json")
+    gpu_record.RECORD.write_text(json.dumps(record))
+    ran = []
+
+    def run_suite(command, report):
+        ran.append(command)
+        return {"passed": 1, "failed": 0}, []
+
+    monkeypatch.setattr(gpu_record, "run_suite", run_suite)
+    return ran
+
+
+def test_failed_tests_run_again_and_the_rest_stands(with_failures):
+    assert gpu_record.record_failed() == 0
+    ((_, _, _, test, *_),) = with_failures
+    assert test == "python/test_x.py::test_y[cuda-1]"
+    record = json.loads(gpu_record.RECORD.read_text())
+    assert (record["passed"], record["failed"], record["failed_tests"]) == (4, 0, [])
+    assert record["run_again"] == [test]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"content_hash": "of another code"},
+        {"failed_tests": []},
+        {"failed_tests": ["ctest::Splitkv.Pages"]},
+        {"failed_tests": ["python: exit code 2"]},
+    ],
+)
+def test_nothing_runs_again_where_that_would_not_make_a_whole_record(with_failures, change):
+    record = json.loads(gpu_record.RECORD.read_text()) | change
+    gpu_record.RECORD.write_text(json.dumps(record))
+    assert gpu_record.record_failed() == 1
+    assert with_failures == [] and json.loads(gpu_record.RECORD.read_text()) == record
