@@ -2,7 +2,7 @@
 code at hand is the code that was tested.
 
     python tests/gpu_record.py [--ctest BUILD_DIR]   pytest -m gpu, and ctest -L gpu; writes it
-    python tests/gpu_record.py --failed              runs what failed again, once the tests are mended
+    python tests/gpu_record.py --failed              runs what failed again, with mended tests
     python tests/gpu_record.py --check               needs no GPU, no torch; 1 when out of date
 """
 
@@ -196,7 +196,7 @@ def record(ctest_dir, pytest_arguments):
 
 
 def node_id(name):
-    """Of pytest, for the name of a failed test in a record; None where it is not one of pytest's."""
+    """Of pytest, for the name of a failed test in a record; None where it is none of pytest."""
     module, _, test = name.partition("::")
     is_test = module.startswith("tests.python.") and test
     return f"{module.removeprefix('tests.').replace('.', '/')}.py::{test}" if is_test else None
