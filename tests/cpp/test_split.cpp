@@ -290,7 +290,7 @@ void for_every_plan(Visit const& visit) {
   }
 }
 
-// Sequences of up to seqlen_q rows: each finds the launch of its role, and decode tiles hold them.
+// Sequences of up to seqlen_q rows: each finds the launch of its role.
 TEST(SplitkvPlan, EverySequenceHasARole) {
   for_every_plan([](FlashSplitkvParams const& params, int kernel_head_dim) {
     SplitkvPlan const plan = flashattn::plan_splitkv(params, 90, kernel_head_dim, 132);
@@ -299,11 +299,26 @@ TEST(SplitkvPlan, EverySequenceHasARole) {
     EXPECT_GE(plan.decode.tile_tokens, 1);
     EXPECT_LE(plan.decode.row_map.rows(plan.decode.tile_tokens), rows);
     bool const packed_q = params.fwd.lengths.cu_seqlens_q != nullptr;
+    // Without a kernel for chunks, decode tiles hold as many of a sequence as it takes.
+    bool const several_tiles = !plan.may_chunk && shape.seqlen_q > plan.decode.tile_tokens;
+    if (several_tiles) {
+      EXPECT_LE(shape.seqlen_q * shape.heads / shape.heads_kv, flashattn::kFewRows);
+      EXPECT_EQ(plan.decode_role, Role::kWideDecode);
+    }
     for (int len_q = packed_q ? 1 : shape.seqlen_q; len_q <= shape.seqlen_q; ++len_q) {
-      EXPECT_TRUE(len_q <= plan.decode.tile_tokens ? plan.may_decode : plan.may_chunk) << len_q;
+      bool const is_decoded = several_tiles || len_q <= plan.decode.tile_tokens;
+      EXPECT_TRUE(is_decoded ? plan.may_decode : plan.may_chunk) << len_q;
     }
     EXPECT_EQ(plan.rows, flashattn::query_rows(params.fwd) * shape.heads);
+  });
+}
 
+// Given splits: the decode kernel has a tile for each sequence and pack of heads.
+TEST(SplitkvPlan, DecodeTilesHoldTheSequences) {
+  for_every_plan([](FlashSplitkvParams params, int kernel_head_dim) {
+    params.split.num_splits = 2;
+    SplitkvPlan const plan = flashattn::plan_splitkv(params, 90, kernel_head_dim, 132);
+    flashattn::Shape const& shape = params.fwd.shape;
     std::set<std::pair<int, int>> visited;
     for (int64_t index = 0; index < plan.decode.tiles; ++index) {
       flashattn::WorkTile const tile = flashattn::decode_tile_of(shape, index);
@@ -315,6 +330,25 @@ TEST(SplitkvPlan, EverySequenceHasARole) {
     EXPECT_EQ(static_cast<int64_t>(visited.size()), plan.decode.tiles);
     EXPECT_EQ(plan.decode.tiles * plan.decode.row_map.pack(), int64_t(shape.batch) * shape.heads);
   });
+}
+
+// Up to 128 rows a sequence, where their tiles would leave multiprocessors idle; never with given
+// splits.
+TEST(SplitkvPlan, FewChunksAreDecoded) {
+  auto const has_chunks = [](int batch, int heads, int heads_kv, int seqlen_q, int num_splits,
+                             int split_size) {
+    FlashSplitkvParams params = call(batch, heads, heads_kv, 128, seqlen_q, 4096);
+    params.split = {.num_splits = num_splits, .split_size = split_size};
+    return flashattn::plan_splitkv(params, 90, 128, 132).may_chunk;
+  };
+  EXPECT_FALSE(has_chunks(8, 32, 8, 32, 0, 0));
+  EXPECT_TRUE(has_chunks(8, 32, 8, 33, 0, 0));   // 132 rows
+  EXPECT_TRUE(has_chunks(64, 32, 8, 32, 0, 0));  // 512 tiles for 264 places
+  EXPECT_TRUE(has_chunks(8, 32, 8, 32, 1, 0));
+  EXPECT_TRUE(has_chunks(8, 32, 8, 32, 3, 0));
+  EXPECT_TRUE(has_chunks(8, 32, 8, 32, 0, 512));
+  EXPECT_FALSE(has_chunks(2, 40, 1, 2, 0, 0));  // a tile has 20 of 40 heads, so one token
+  EXPECT_TRUE(has_chunks(2, 40, 1, 4, 0, 0));   // 160 rows
 }
 
 TEST(SplitkvPlan, PartsOfTheWorkspaceDoNotOverlap) {
