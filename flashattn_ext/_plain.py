@@ -29,6 +29,15 @@ def is_plain(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> bool:
     return q.is_cpu or _device.is_known_to_serve(q)
 
 
+def entry(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch's Python function around an operator calls; a plain call need not pay for it."""
+    try:
+        function: Callable[..., Any] = operator._op  # type: ignore[attr-defined]
+    except AttributeError:  # a profiler's range
+        return operator
+    return function
+
+
 def explain(check: Callable[..., Any], given: tuple[Any, ...]) -> None:
     """Raises what ``check`` has to say of a call that the operator has refused, if anything."""
     try:

@@ -141,6 +141,8 @@ def flash_fwd(
     try:
         if out is None:
             operator = _ops.fwd_lse if return_lse else _ops.fwd
+            if plain:
+                operator = _plain.entry(operator)
             results = operator(*arguments)
         else:
             if return_lse:

@@ -202,6 +202,8 @@ def flash_fwd_splitkv(
                 operator = _ops.fwd_splitkv_lse if k_new is None else _ops.fwd_splitkv_append_lse
             else:
                 operator = _ops.fwd_splitkv if k_new is None else _ops.fwd_splitkv_append
+            if plain:
+                operator = _plain.entry(operator)
             results: Tensor | tuple[Tensor, Tensor] = operator(*arguments)
             return results
         lse: Any = None
