@@ -34,8 +34,10 @@ _verdicts: dict[int, str] = {}
 
 
 def is_known_to_serve(q: Tensor) -> bool:
-    """Whether a check has found that this build serves q's GPU, and its head dim."""
-    known = q.is_cuda and _verdicts.get(q.get_device()) == ""
+    """Whether q is on the CPU, or a check has found that this build serves its GPU and head dim."""
+    if not q.is_cuda:
+        return q.is_cpu
+    known = _verdicts.get(q.get_device()) == ""
     return known and (_MAX_HEAD_DIM == 256 or q.shape[-1] <= _MAX_HEAD_DIM)
 
 

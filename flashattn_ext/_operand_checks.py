@@ -13,6 +13,7 @@ from ._tensor_checks import check_layout, check_strided, check_tensor, dtype_nam
 ITEM_BYTES = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 4}
 _MAX_HEAD_DIM = 256
 _MAX_HEADS = 65535
+_HAS_LEVELS = hasattr(forward_ad, "_current_level")
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, k_name: str = "k", v_name: str = "v") -> None:
@@ -108,8 +109,7 @@ def check_lse_out(q: Tensor, lse: Tensor) -> None:
 
 def forward_ad_active() -> bool:
     """Whether a tensor could be dual: cheap, as every call asks."""
-    level: int = getattr(forward_ad, "_current_level", -1)
-    return level >= 0
+    return _HAS_LEVELS and forward_ad._current_level >= 0
 
 
 def refuse_gradients(function: str, **tensors: Tensor | None) -> None:

@@ -5,7 +5,8 @@ The operator refuses all that the checks refuse, before anything is written, but
 refused, to say what is wrong. A call is not plain where an operator cannot see what they do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any
 
 from torch import Tensor, is_grad_enabled
@@ -23,10 +24,12 @@ def is_plain(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> bool:
     if not type(q) is type(k) is type(v) is Tensor:
         return False
     if is_grad_enabled():
-        for tensor in (q, k, v, *others):
+        if q.requires_grad or k.requires_grad or v.requires_grad:
+            return False
+        for tensor in others:
             if tensor is not None and getattr(tensor, "requires_grad", True):
                 return False
-    return q.is_cpu or _device.is_known_to_serve(q)
+    return _device.is_known_to_serve(q)
 
 
 def entry(operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,10 +41,12 @@ def entry(operator: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def explain(check: Callable[..., Any], given: tuple[Any, ...]) -> None:
-    """Raises what ``check`` has to say of a call that the operator has refused, if anything."""
+def explain(check: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Raises what ``check`` has to say of a call that the operator has refused, if anything. What
+    it takes is in ``given``, by name."""
+    arguments = {name: given[name] for name in signature(check).parameters}
     try:
-        check(*given)
+        check(**arguments)
     except (ValueError, NotImplementedError) as reason:
         raise reason from None
     except RuntimeError:

@@ -30,7 +30,8 @@ def check_score(
     if is_dynamo_compiling() or window_size is not OPEN_WINDOW:
         left, right = check_window(window_size)
     if causal is not False:
-        check_flag("causal", causal)
+        if causal is not True:
+            check_flag("causal", causal)
         right = 0
     if type(softcap) is not float or softcap != 0.0:
         softcap = check_softcap(softcap)

@@ -114,8 +114,10 @@ def plain_numbers(
         type(cache_seqlens) is not int or k_new is not None
     ):
         return None
+    bound_q = NO_BOUND
     try:
-        bound_q = _check_bound_q(cu_seqlens_q, max_seqlen_q)
+        if cu_seqlens_q is not None or max_seqlen_q is not None:
+            bound_q = _check_bound_q(cu_seqlens_q, max_seqlen_q)
         return check_score(softmax_scale, causal, window_size, softcap) + (bound_q, 0)
     except Exception:
         return None  # check_call says what is wrong, in its order

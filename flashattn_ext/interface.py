@@ -105,10 +105,6 @@ def flash_fwd(
     environment lengths are read on the host first and bad values raise a ValueError with row and
     value (this waits for the device, except while a CUDA graph is captured, which it leaves out).
     """
-    given = (
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, softmax_scale,
-        causal, window_size, softcap, alibi_slopes, sinks, out,
-    )  # fmt: skip
     if return_lse is not False:
         check_flag("return_lse", return_lse)
     numbers = None
@@ -117,7 +113,10 @@ def flash_fwd(
             q, cu_seqlens_q, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap
         )
     plain = numbers is not None
-    scale, left, right, softcap, bound_q, bound_k = numbers or _checks.check_call(*given)
+    scale, left, right, cap, bound_q, bound_k = numbers or _checks.check_call(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, softmax_scale,
+        causal, window_size, softcap, alibi_slopes, sinks, out,
+    )  # fmt: skip
     missing = 0 if plain else -q.shape[-1] % 8
     if missing:
         scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -126,14 +125,14 @@ def flash_fwd(
     # Every argument costs time. What the operator would have as its default is left out.
     more = (
         cu_seqlens_q is not None or cu_seqlens_k is not None or seqused_k is not None
-        or softcap != 0.0 or alibi_slopes is not None or sinks is not None
+        or cap != 0.0 or alibi_slopes is not None or sinks is not None
     )  # fmt: skip
     arguments: tuple[Any, ...] = (q, k, v, scale)
     if more or left != -1 or right != -1:
         arguments += (left, right)
     if more:
         arguments += (
-            cu_seqlens_q, cu_seqlens_k, bound_q, bound_k, seqused_k, softcap, alibi_slopes, sinks,
+            cu_seqlens_q, cu_seqlens_k, bound_q, bound_k, seqused_k, cap, alibi_slopes, sinks,
         )  # fmt: skip
 
     result: Any = out
@@ -153,7 +152,7 @@ def flash_fwd(
             _ops.fwd_out(result, lse, *arguments)
     except Exception:
         if plain:
-            _plain.explain(_checks.check_call, given)
+            _plain.explain(_checks.check_call, locals())
         raise
     if out is None:
         result, lse = results if return_lse else (results, None)

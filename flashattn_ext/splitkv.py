@@ -151,11 +151,6 @@ def flash_fwd_splitkv(
     value, as do new tokens for a page, cache row or input that is in use beside them (this waits
     for the device, except while a CUDA graph is captured, which it leaves out).
     """
-    given = (
-        q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q, max_seqlen_q, k_new, v_new,
-        cache_batch_idx, cache_leftpad, rotary_cos, rotary_sin, rotary_interleaved, softmax_scale,
-        causal, window_size, softcap, alibi_slopes, sinks, num_splits, split_size, out,
-    )  # fmt: skip
     if return_lse is not False:
         check_flag("return_lse", return_lse)
     numbers = None
@@ -167,7 +162,11 @@ def flash_fwd_splitkv(
             rotary_interleaved, softmax_scale, causal, window_size, softcap, num_splits, split_size,
         )  # fmt: skip
     plain = numbers is not None
-    scale, left, right, softcap, bound_q, size = numbers or _splitkv_checks.check_call(*given)
+    scale, left, right, cap, bound_q, size = numbers or _splitkv_checks.check_call(
+        q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q, max_seqlen_q, k_new, v_new,
+        cache_batch_idx, cache_leftpad, rotary_cos, rotary_sin, rotary_interleaved, softmax_scale,
+        causal, window_size, softcap, alibi_slopes, sinks, num_splits, split_size, out,
+    )  # fmt: skip
     lengths: Tensor | None = None
     length = 0
     if isinstance(cache_seqlens, Tensor):
@@ -181,18 +180,16 @@ def flash_fwd_splitkv(
     # Every argument costs time. What the operator would have as its default is left out.
     more = (
         cache_batch_idx is not None or cache_leftpad is not None or num_splits != 0 or size != 0
-        or softcap != 0.0 or alibi_slopes is not None or sinks is not None
+        or cap != 0.0 or alibi_slopes is not None or sinks is not None
     )  # fmt: skip
     lengths_too = more or cu_seqlens_q is not None or length != 0
-    arguments: tuple[Any, ...] = (q, k_cache, v_cache, lengths, block_table, scale)
-    if lengths_too or left != -1 or right != -1:
-        arguments += (left, right)
+    arguments: tuple[Any, ...] = (q, k_cache, v_cache, lengths, block_table, scale, left, right)
     if lengths_too:
         arguments += (cu_seqlens_q, bound_q, length)
+    elif left == right == -1:
+        arguments = arguments[:-2]
     if more:
-        arguments += (
-            cache_batch_idx, cache_leftpad, num_splits, size, softcap, alibi_slopes, sinks,
-        )  # fmt: skip
+        arguments += (cache_batch_idx, cache_leftpad, num_splits, size, cap, alibi_slopes, sinks)
 
     if k_new is not None:
         arguments = (k_new, v_new, rotary_cos, rotary_sin, rotary_interleaved, *arguments)
@@ -214,5 +211,5 @@ def flash_fwd_splitkv(
         return (out, lse) if return_lse else out
     except Exception:
         if plain:
-            _plain.explain(_splitkv_checks.check_call, given)
+            _plain.explain(_splitkv_checks.check_call, locals())
         raise
