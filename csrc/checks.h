@@ -11,16 +11,21 @@
 
 namespace flashattn {
 
+// What is only run for a bad argument stays out of the way of every call.
 template <class Got>
-[[noreturn]] void reject(std::string_view name, Got got, std::string_view allowed) {
+[[noreturn, gnu::noinline, gnu::cold]] void reject(std::string_view name, Got got,
+                                                   std::string_view allowed) {
   throw InvalidArgument(std::string(name) + ": expected " + std::string(allowed) + ", got " +
                         std::to_string(got));
 }
 
+[[noreturn, gnu::noinline, gnu::cold]] inline void reject_range(std::string_view name, int64_t got,
+                                                                int64_t low, int64_t high) {
+  reject(name, got, std::to_string(low) + " ... " + std::to_string(high));
+}
+
 inline void check_range(std::string_view name, int64_t got, int64_t low, int64_t high) {
-  if (got < low || got > high) {
-    reject(name, got, std::to_string(low) + " ... " + std::to_string(high));
-  }
+  if (got < low || got > high) { reject_range(name, got, low, high); }
 }
 
 inline int element_size(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }

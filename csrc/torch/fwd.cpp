@@ -91,8 +91,8 @@ FlashFwdParams input_params(Arguments const& a) {
   return params;
 }
 
-void run(FlashFwdParams& params, View const& q, View const& out, float* lse) {
-  params.out = strided(out, out.tensor.mutable_data_ptr());
+void run(FlashFwdParams& params, View const& q, Output const& out, float* lse) {
+  params.out = out;
   params.lse = lse;
   on_device_of(q, [&](cudaStream_t stream) { run_flash_fwd(params, stream); });
 }
@@ -100,14 +100,14 @@ void run(FlashFwdParams& params, View const& q, View const& out, float* lse) {
 Tensor fwd(Arguments const& a) {
   FlashFwdParams params = input_params(a);
   Tensor out = empty_out(a.q);
-  run(params, a.q, out, nullptr);
+  run(params, a.q, strided_out(a.q, out), nullptr);
   return out;
 }
 
 std::tuple<Tensor, Tensor> fwd_lse(Arguments const& a) {
   FlashFwdParams params = input_params(a);
   Tensor out = empty_out(a.q), lse = empty_lse(a.q);
-  run(params, a.q, out, lse_data(lse));
+  run(params, a.q, strided_out(a.q, out), lse_data(lse));
   return {out, lse};
 }
 
@@ -120,7 +120,8 @@ void fwd_out(Arguments const& a, Tensor const& out, OptionalTensor const& lse) {
                  named("cu_seqlens_q", a.cu_seqlens_q), named("cu_seqlens_k", a.cu_seqlens_k),
                  named("seqused_k", a.seqused_k), named("alibi_slopes", a.alibi_slopes),
                  named("sinks", a.sinks)});
-  run(params, a.q, out, checked_lse_data(lse, a.q, lse_shape(a.q.sizes)));
+  run(params, a.q, strided(out, out.mutable_data_ptr()),
+      checked_lse_data(lse, a.q, lse_shape(a.q.sizes)));
 }
 
 // What is seldom given comes last: a call that leaves it out is cheaper.

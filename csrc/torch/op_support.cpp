@@ -28,7 +28,7 @@ void follow_torch_threads() {
 Score score_of(View const& q, Shape const& shape, std::optional<double> softmax_scale,
                double softcap, OptionalTensor const& alibi_slopes, OptionalTensor const& sinks) {
   Score score;
-  score.scale = static_cast<float>(softmax_scale ? *softmax_scale : std::pow(shape.head_dim, -0.5));
+  score.scale = static_cast<float>(softmax_scale ? *softmax_scale : 1 / std::sqrt(shape.head_dim));
   score.softcap = static_cast<float>(softcap);
   if (alibi_slopes) {
     View const slopes = *alibi_slopes;

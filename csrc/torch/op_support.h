@@ -38,6 +38,15 @@ float* checked_lse_data(OptionalTensor const& lse, View const& like, Sizes shape
 // Contiguous, not initialised, on the device of `like`.
 Tensor empty(Sizes shape, int32_t dtype, View const& like);
 
+// The result of empty_out: what `strided` would have to ask torch for.
+inline Output strided_out(View const& q, Tensor const& out) {
+  int64_t const row = q.dim() - 3, head_dim = q.size(row + 2), width = q.size(row + 1) * head_dim;
+  return {.data = out.mutable_data_ptr(),
+          .batch_stride = row == 0 ? 0 : q.size(row) * width,
+          .row_stride = width,
+          .head_stride = head_dim};
+}
+
 // For the results of q.
 inline Tensor empty_out(View const& q) { return empty(q.sizes, q.dtype, q); }
 inline Tensor empty_lse(View const& q) {

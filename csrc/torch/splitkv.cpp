@@ -168,8 +168,8 @@ void set_new_tokens(FlashSplitkvParams& params, Arguments const& a, NewTokens co
 }
 
 // The workspace is torch's: its caching allocator keeps it alive in the order of the stream.
-void run(FlashSplitkvParams& params, View const& q, View const& out, float* lse) {
-  params.fwd.out = strided(out, out.tensor.mutable_data_ptr());
+void run(FlashSplitkvParams& params, View const& q, Output const& out, float* lse) {
+  params.fwd.out = out;
   params.fwd.lse = lse;
   on_device_of(q, [&](cudaStream_t stream) {
     OptionalTensor workspace;
@@ -185,13 +185,13 @@ void run(FlashSplitkvParams& params, View const& q, View const& out, float* lse)
 
 Tensor run_new(FlashSplitkvParams params, View const& q) {
   Tensor out = empty_out(q);
-  run(params, q, out, nullptr);
+  run(params, q, strided_out(q, out), nullptr);
   return out;
 }
 
 std::tuple<Tensor, Tensor> run_new_lse(FlashSplitkvParams params, View const& q) {
   Tensor out = empty_out(q), lse = empty_lse(q);
-  run(params, q, out, lse_data(lse));
+  run(params, q, strided_out(q, out), lse_data(lse));
   return {out, lse};
 }
 
@@ -206,7 +206,8 @@ void run_out(FlashSplitkvParams params, Arguments const& a, Tensor const& out,
        named("block_table", a.block_table), named("cu_seqlens_q", a.cu_seqlens_q),
        named("cache_batch_idx", a.cache_batch_idx), named("cache_leftpad", a.cache_leftpad),
        named("alibi_slopes", a.alibi_slopes), named("sinks", a.sinks)});
-  run(params, a.q, out, checked_lse_data(lse, a.q, lse_shape(a.q.sizes)));
+  run(params, a.q, strided(out, out.mutable_data_ptr()),
+      checked_lse_data(lse, a.q, lse_shape(a.q.sizes)));
 }
 
 FlashSplitkvParams append_params(Arguments const& a, NewTokens const& tokens) {

@@ -31,9 +31,14 @@ struct View {
   int32_t dtype = 0;  // in torch's numbers: aoti_torch_dtype_...()
   int32_t device_type = 0;
   int32_t device_index;
+  void const* memory;
 
   // Not explicit: a tensor is as good as its view.
-  View(Tensor const& t) : tensor(t), sizes(t.sizes()), device_index(t.get_device_index()) {
+  View(Tensor const& t)
+      : tensor(t),
+        sizes(t.sizes()),
+        device_index(t.get_device_index()),
+        memory(t.const_data_ptr()) {
     int64_t* data = nullptr;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(t.get(), &data));
     strides = {data, sizes.size()};
@@ -46,7 +51,7 @@ struct View {
   int64_t stride(int64_t dim) const { return strides[dim]; }
   int64_t item_bytes() const { return static_cast<int64_t>(aoti_torch_dtype_element_size(dtype)); }
   bool is_cuda() const { return device_type == aoti_torch_device_type_cuda(); }
-  void const* data() const { return tensor.const_data_ptr(); }
+  void const* data() const { return memory; }
 };
 
 inline std::string to_string(Sizes sizes) {
@@ -58,7 +63,7 @@ inline std::string to_string(Sizes sizes) {
 }
 
 template <class... Parts>
-[[noreturn]] void refuse(char const* name, Parts const&... parts) {
+[[noreturn, gnu::noinline, gnu::cold]] void refuse(char const* name, Parts const&... parts) {
   std::ostringstream text;
   text << name << ": ";
   (text << ... << parts);
