@@ -89,8 +89,8 @@ def plain_numbers(
 
 
 def check_op(
-    q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None, window_left: int = -1,
-    window_right: int = -1, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, window_right: int = -1, softmax_scale: float | None = None,
+    window_left: int = -1, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int = NO_BOUND, max_seqlen_k: int = NO_BOUND, seqused_k: Tensor | None = None,
     softcap: float = 0.0, alibi_slopes: Tensor | None = None, sinks: Tensor | None = None, *,
     out: Tensor | None = None, lse: Tensor | None = None,

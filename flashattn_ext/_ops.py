@@ -17,12 +17,12 @@ _REBUILD = "Build and install it with `pip install .` in the source tree of flas
 
 # The operators' arguments, in order.
 _FWD = [
-    "q", "k", "v", "softmax_scale", "window_left", "window_right", "cu_seqlens_q", "cu_seqlens_k",
+    "q", "k", "v", "window_right", "softmax_scale", "window_left", "cu_seqlens_q", "cu_seqlens_k",
     "max_seqlen_q", "max_seqlen_k", "seqused_k", "softcap", "alibi_slopes", "sinks",
 ]  # fmt: skip
 _SPLITKV = [
-    "q", "k_cache", "v_cache", "cache_seqlens", "block_table", "softmax_scale", "window_left",
-    "window_right", "cu_seqlens_q", "max_seqlen_q", "cache_seqlen", "cache_batch_idx",
+    "q", "k_cache", "v_cache", "cache_seqlens", "block_table", "window_right", "softmax_scale",
+    "window_left", "cu_seqlens_q", "max_seqlen_q", "cache_seqlen", "cache_batch_idx",
     "cache_leftpad", "num_splits", "split_size", "softcap", "alibi_slopes", "sinks",
 ]  # fmt: skip
 _APPEND = ["k_new", "v_new", "rotary_cos", "rotary_sin", "rotary_interleaved", *_SPLITKV]

@@ -133,8 +133,8 @@ def _check_bound_q(cu_seqlens_q: Tensor | None, max_seqlen_q: int | None) -> int
 
 def check_op(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor | None,
-    block_table: Tensor | None, softmax_scale: float | None = None, window_left: int = -1,
-    window_right: int = -1, cu_seqlens_q: Tensor | None = None, max_seqlen_q: int = NO_BOUND,
+    block_table: Tensor | None, window_right: int = -1, softmax_scale: float | None = None,
+    window_left: int = -1, cu_seqlens_q: Tensor | None = None, max_seqlen_q: int = NO_BOUND,
     cache_seqlen: int = 0, cache_batch_idx: Tensor | None = None,
     cache_leftpad: Tensor | None = None, num_splits: int = 0, split_size: int = 0,
     softcap: float = 0.0, alibi_slopes: Tensor | None = None, sinks: Tensor | None = None, *,

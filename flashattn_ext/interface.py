@@ -127,9 +127,13 @@ def flash_fwd(
         cu_seqlens_q is not None or cu_seqlens_k is not None or seqused_k is not None
         or cap != 0.0 or alibi_slopes is not None or sinks is not None
     )  # fmt: skip
-    arguments: tuple[Any, ...] = (q, k, v, scale)
-    if more or left != -1 or right != -1:
-        arguments += (left, right)
+    arguments: tuple[Any, ...] = (q, k, v)
+    if more or left != -1:
+        arguments += (right, scale, left)
+    elif scale is not None:
+        arguments += (right, scale)
+    elif right != -1:
+        arguments += (right,)
     if more:
         arguments += (
             cu_seqlens_q, cu_seqlens_k, bound_q, bound_k, seqused_k, cap, alibi_slopes, sinks,

@@ -183,11 +183,15 @@ def flash_fwd_splitkv(
         or cap != 0.0 or alibi_slopes is not None or sinks is not None
     )  # fmt: skip
     lengths_too = more or cu_seqlens_q is not None or length != 0
-    arguments: tuple[Any, ...] = (q, k_cache, v_cache, lengths, block_table, scale, left, right)
+    arguments: tuple[Any, ...] = (q, k_cache, v_cache, lengths, block_table)
+    if lengths_too or left != -1:
+        arguments += (right, scale, left)
+    elif scale is not None:
+        arguments += (right, scale)
+    elif right != -1:
+        arguments += (right,)
     if lengths_too:
         arguments += (cu_seqlens_q, bound_q, length)
-    elif left == right == -1:
-        arguments = arguments[:-2]
     if more:
         arguments += (cache_batch_idx, cache_leftpad, num_splits, size, cap, alibi_slopes, sinks)
 

@@ -124,18 +124,17 @@ void fwd_out(Arguments const& a, Tensor const& out, OptionalTensor const& lse) {
       checked_lse_data(lse, a.q, lse_shape(a.q.sizes)));
 }
 
-// What is seldom given comes last: a call that leaves it out is cheaper.
-#define FLASHATTN_INPUTS                                                              \
-  "Tensor q, Tensor k, Tensor v, float? softmax_scale=None, int window_left=-1, int " \
-  "window_right=-1, "                                                                 \
-  "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int max_seqlen_q=-1, "       \
-  "int max_seqlen_k=-1, Tensor? seqused_k=None, float softcap=0.0, "                  \
+// What is seldom given comes last: a call that leaves it out is cheaper. Causal: window_right=0.
+#define FLASHATTN_INPUTS                                                                  \
+  "Tensor q, Tensor k, Tensor v, int window_right=-1, float? softmax_scale=None, "        \
+  "int window_left=-1, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "            \
+  "int max_seqlen_q=-1, int max_seqlen_k=-1, Tensor? seqused_k=None, float softcap=0.0, " \
   "Tensor? alibi_slopes=None, Tensor? sinks=None"
 
 // An operator from a function of Arguments and of what the schema has before them.
 template <auto kFunction, class... First>
 auto op(First const&... first, Tensor const& q, Tensor const& k, Tensor const& v,
-        std::optional<double> const& softmax_scale, int64_t window_left, int64_t window_right,
+        int64_t window_right, std::optional<double> const& softmax_scale, int64_t window_left,
         OptionalTensor const& cu_seqlens_q, OptionalTensor const& cu_seqlens_k,
         int64_t max_seqlen_q, int64_t max_seqlen_k, OptionalTensor const& seqused_k, double softcap,
         OptionalTensor const& alibi_slopes, OptionalTensor const& sinks) {

@@ -250,18 +250,18 @@ void fwd_splitkv_append_out(Arguments const& a, Tensor const& out, OptionalTenso
   "bool rotary_interleaved, "
 #define FLASHATTN_CACHES "Tensor q, Tensor k_cache, Tensor v_cache, "
 #define FLASHATTN_WRITTEN_CACHES "Tensor q, Tensor(c!) k_cache, Tensor(d!) v_cache, "
-// What is seldom given comes last: a call that leaves it out is cheaper.
-#define FLASHATTN_OPTIONS                                                                       \
-  "Tensor? cache_seqlens, Tensor? block_table, float? softmax_scale=None, int window_left=-1, " \
-  "int window_right=-1, Tensor? cu_seqlens_q=None, int max_seqlen_q=-1, int cache_seqlen=0, "   \
-  "Tensor? cache_batch_idx=None, Tensor? cache_leftpad=None, int num_splits=0, "                \
+// What is seldom given comes last: a call that leaves it out is cheaper. Causal: window_right=0.
+#define FLASHATTN_OPTIONS                                                                        \
+  "Tensor? cache_seqlens, Tensor? block_table, int window_right=-1, float? softmax_scale=None, " \
+  "int window_left=-1, Tensor? cu_seqlens_q=None, int max_seqlen_q=-1, int cache_seqlen=0, "     \
+  "Tensor? cache_batch_idx=None, Tensor? cache_leftpad=None, int num_splits=0, "                 \
   "int split_size=0, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None"
 
 // An operator from a function of Arguments and of what the schema has before them.
 template <auto kFunction, class... First>
 auto op(First const&... first, Tensor const& q, Tensor const& k_cache, Tensor const& v_cache,
         OptionalTensor const& cache_seqlens, OptionalTensor const& block_table,
-        std::optional<double> const& softmax_scale, int64_t window_left, int64_t window_right,
+        int64_t window_right, std::optional<double> const& softmax_scale, int64_t window_left,
         OptionalTensor const& cu_seqlens_q, int64_t max_seqlen_q, int64_t cache_seqlen,
         OptionalTensor const& cache_batch_idx, OptionalTensor const& cache_leftpad,
         int64_t num_splits, int64_t split_size, double softcap, OptionalTensor const& alibi_slopes,

@@ -43,8 +43,8 @@ def register() -> None:
 
 
 def _fwd(
-    q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None, window_left: int = -1,
-    window_right: int = -1, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, window_right: int = -1, softmax_scale: float | None = None,
+    window_left: int = -1, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int = -1, max_seqlen_k: int = -1, seqused_k: Tensor | None = None,
     *_others: Any, out_val: Any = None, **_kwargs: Any,
 ) -> int:  # fmt: skip
@@ -62,8 +62,8 @@ def _fwd(
 
 def _fwd_splitkv(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor | None,
-    block_table: Tensor | None, softmax_scale: float | None = None, window_left: int = -1,
-    window_right: int = -1, cu_seqlens_q: Tensor | None = None, max_seqlen_q: int = -1,
+    block_table: Tensor | None, window_right: int = -1, softmax_scale: float | None = None,
+    window_left: int = -1, cu_seqlens_q: Tensor | None = None, max_seqlen_q: int = -1,
     cache_seqlen: int = 0, _cache_batch_idx: Tensor | None = None,
     cache_leftpad: Tensor | None = None, *_others: Any, new: int = 0, out_val: Any = None,
     **_kwargs: Any,

@@ -105,8 +105,9 @@ class CacheCall(Call):
         places = [length, o.get("cache_batch_idx"), o.get("cache_leftpad")]
         splits = [o.get("num_splits", 0), o.get("split_size") or 0]
         score = [rule.softcap, o.get("alibi_slopes"), o.get("sinks")]
-        arguments = (self.q, self.k, self.v, lengths, o.get("block_table"), rule.scale)
-        arguments = (*arguments, *rule.window, *queries, *places, *splits, *score)
+        left, right = rule.window
+        arguments = (self.q, self.k, self.v, lengths, o.get("block_table"))
+        arguments += (right, rule.scale, left, *queries, *places, *splits, *score)
         if self.case.new:
             new = [o.get(name) for name in ("k_new", "v_new", "rotary_cos", "rotary_sin")]
             arguments = (*new, o.get("rotary_interleaved", True), *arguments)

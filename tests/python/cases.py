@@ -108,7 +108,8 @@ class Call:
         lengths = [o.get("cu_seqlens_q"), o.get("cu_seqlens_k")]
         lengths += [o.get("max_seqlen_q", -1), o.get("max_seqlen_k", -1), o.get("seqused_k")]
         score = [rule.softcap, o.get("alibi_slopes"), o.get("sinks")]
-        return (self.q, self.k, self.v, rule.scale, *rule.window, *lengths, *score)
+        left, right = rule.window
+        return (self.q, self.k, self.v, right, rule.scale, left, *lengths, *score)
 
     def run_op(self):
         """(out, lse) of the op that writes into given tensors, both of which hold NaN."""

@@ -36,14 +36,12 @@ def test_operators_get_few_arguments(monkeypatch):
     """Each costs time, and so does an lse that nobody asked for."""
     function, operands, options = dense("cpu")
     name, given = handed_on(monkeypatch, function, *operands)
-    assert name == "fwd" and list(given) == ["q", "k", "v", "softmax_scale"]
+    assert name == "fwd" and list(given) == ["q", "k", "v"]
     name, given = handed_on(monkeypatch, function, *operands, causal=True, return_lse=True)
-    assert name == "fwd_lse" and list(given)[4:] == ["window_left", "window_right"]
+    assert name == "fwd_lse" and list(given)[3:] == ["window_right"]
     function, operands, options = pages("cpu")
     name, given = handed_on(monkeypatch, function, *operands, **options)
-    assert name == "fwd_splitkv" and list(given)[3:] == [
-        "cache_seqlens", "block_table", "softmax_scale",
-    ]  # fmt: skip
+    assert name == "fwd_splitkv" and list(given)[3:] == ["cache_seqlens", "block_table"]
 
 
 def lengths(*values):
