@@ -31,6 +31,7 @@ struct Kernels {
   using Splitkv = void (*)(FlashSplitkvParams const&, SplitkvPlan const&, cudaStream_t);
   void (*flash_fwd)(FlashFwdParams const&, cudaStream_t) = nullptr;
   Splitkv chunk = nullptr;
+  Splitkv short_chunk = nullptr;  // for head dims that have one
   Splitkv decode = nullptr;
   Splitkv wide_decode = nullptr;
 };
@@ -97,10 +98,14 @@ int best_arch(std::integer_sequence<int, kArchs...> archs, int capability) {
 
 template <DType kDType, int kArch, int kHeadDim>
 constexpr Kernels kernels_of() {
-  return {&sm80::launch_flash_fwd<kDType, kHeadDim, kArch>,
-          &sm80::launch_splitkv<kDType, kHeadDim, kArch, Role::kChunk>,
-          &sm80::launch_splitkv<kDType, kHeadDim, kArch, Role::kDecode>,
-          &sm80::launch_splitkv<kDType, kHeadDim, kArch, Role::kWideDecode>};
+  Kernels kernels{.flash_fwd = &sm80::launch_flash_fwd<kDType, kHeadDim, kArch>,
+                  .chunk = &sm80::launch_splitkv<kDType, kHeadDim, kArch, Role::kChunk>,
+                  .decode = &sm80::launch_splitkv<kDType, kHeadDim, kArch, Role::kDecode>,
+                  .wide_decode = &sm80::launch_splitkv<kDType, kHeadDim, kArch, Role::kWideDecode>};
+  if constexpr (has_short_chunk(kArch, kHeadDim)) {
+    kernels.short_chunk = &sm80::launch_splitkv<kDType, kHeadDim, kArch, Role::kShortChunk>;
+  }
+  return kernels;
 }
 
 template <DType kDType, int kArch, int... kHeadDims>
@@ -208,7 +213,9 @@ void cuda_flash_fwd_splitkv(FlashSplitkvParams params, AllocateWorkspace const& 
     auto const decode = plan.decode_role == Role::kDecode ? kernels.decode : kernels.wide_decode;
     decode(params, plan, stream);
   }
-  if (plan.may_chunk) { kernels.chunk(params, plan, stream); }
+  if (plan.may_chunk) {
+    (plan.chunk_role == Role::kChunk ? kernels.chunk : kernels.short_chunk)(params, plan, stream);
+  }
   bool const overlap = arch >= 90;
   if (plan.split.splits > 1) {
     launch_combine(combine_params(params.fwd, plan.split.splits, plan.rows, plan.out_partial,

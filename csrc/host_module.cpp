@@ -117,12 +117,14 @@ void bind_plan(py::module_& m) {
       .def_readonly("entries", &CutTiles::entries)
       .def_readonly("slots", &CutTiles::slots)
       .def_readonly("rows", &CutTiles::rows);
-  m.attr("cut_tile_bytes") = sizeof(CutTile);
+  m.attr("cut_size_bytes") = sizeof(CutTiles::Size);
+  m.attr("query_tile_bytes") = sizeof(QueryTile);
 
   py::class_<SplitkvPlan>(m, "SplitkvPlan")
       .def_readonly("decode", &SplitkvPlan::decode)
       .def_readonly("chunk", &SplitkvPlan::chunk)
       .def_readonly("decode_role", &SplitkvPlan::decode_role)
+      .def_readonly("chunk_role", &SplitkvPlan::chunk_role)
       .def_readonly("may_decode", &SplitkvPlan::may_decode)
       .def_readonly("may_chunk", &SplitkvPlan::may_chunk)
       .def_property_readonly("splits", [](SplitkvPlan const& plan) { return plan.split.splits; })
@@ -139,8 +141,7 @@ void bind_plan(py::module_& m) {
   m.def(
       "merge_blocks",
       [](PlannedCall const& call, SplitkvPlan const& plan) {
-        MergePlans const merges = plan_merges(plan, call.params.fwd.shape);
-        return merges.decode.blocks + merges.chunk.blocks;
+        return plan_merges(plan, call.params.fwd.shape).blocks;
       },
       "call"_a, "plan"_a);
 
@@ -189,6 +190,7 @@ PYBIND11_MODULE(_host, m) {
   py::enum_<flashattn::Role>(m, "Role")
       .value("prefill", flashattn::Role::kPrefill)
       .value("chunk", flashattn::Role::kChunk)
+      .value("short_chunk", flashattn::Role::kShortChunk)
       .value("decode", flashattn::Role::kDecode)
       .value("wide_decode", flashattn::Role::kWideDecode);
 

@@ -38,7 +38,7 @@ class Launch:
 
     Attributes:
         kernel: its name, as a profiler shows it, without template arguments.
-        role: "prefill", "chunk", "decode", "wide decode"; "append" writes new tokens into the cache
+        role: "prefill", "chunk", "short chunk", "decode", "wide decode"; "append" writes new tokens
             and rotates; "merge" adds up partial results.
         grid: thread blocks in x, y, z.
         warps: of a thread block.
@@ -94,7 +94,7 @@ def splitkv_launches(
         launches.append(describe(plan.decode_role, plan.decode, grid, splits=plan.splits))
     if plan.may_chunk:
         grid = (plan.chunk.tiles, plan.chunk_splits, 1)
-        launches.append(describe(host.Role.chunk, plan.chunk, grid, splits=plan.chunk_splits))
+        launches.append(describe(plan.chunk_role, plan.chunk, grid, splits=plan.chunk_splits))
     return tuple(launches)
 
 

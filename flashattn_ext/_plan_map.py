@@ -126,7 +126,8 @@ def tile_map(
         found = host.forward_parts(call, plan.arch, plan.kernel_head_dim, *chosen)
     else:
         made = host.plan_splitkv(call, plan.arch, plan.kernel_head_dim, plan.gpu.multiprocessors)
-        found = host.splitkv_parts(call, made, launch.role == "chunk", launch.tile[1], *chosen)
+        chunks = launch.role in ("chunk", "short chunk")
+        found = host.splitkv_parts(call, made, chunks, launch.tile[1], *chosen)
     tiles = [
         _query_tile(list(parts), launch.tile[1])
         for _, parts in groupby(found, key=lambda x: (x.sequence, x.first_head, x.first_query))

@@ -89,7 +89,8 @@ def flash_fwd_splitkv(
         cu_seqlens_q: int32 ``(b + 1,)``, packed queries only: the queries of sequence ``n`` are
             rows ``cu_seqlens_q[n]`` to ``cu_seqlens_q[n + 1] - 1``; starts with 0.
         max_seqlen_q: int, packed queries only: an upper bound of their lengths. The tighter, the
-            faster; the result does not depend on it, but for rounding when splits are automatic.
+            faster; the result does not depend on it, but for rounding, unless `num_splits` is 1 or
+            `split_size` is given.
         k_new, v_new: ``(b, s_new, hk, d)``: written into the cache, in place, as tokens
             ``cache_seqlens`` to ``cache_seqlens + s_new - 1``, and then attended to.
             `cache_seqlens` itself is left as it is. They and ``q`` must not overlap the places that

@@ -8,42 +8,55 @@
 
 namespace flashattn {
 
-constexpr int kMergeWarps = 4;    // of a thread block
-constexpr int kMergeBlocks = 4;   // on a multiprocessor; one of them fits beside the attention kernel and waits
-constexpr int kMergeColumns = 2;  // of a lane
-constexpr int kMergeSlice = 32 * kMergeColumns;
+constexpr int kMergeWarps = 4;   // of a thread block
+constexpr int kMergeBlocks = 4;  // on a multiprocessor, with registers for one more: one fits beside decoding and waits
+constexpr int kMergeColumns = 4;  // of a lane
+constexpr int kMergeParts = 4;    // that a lane asks for at once
+constexpr int kMinMergeLanes =
+    kMergeParts;  // of a slice: the warp asks for 32 parts then, one for each weight it knows
 
-// Of the cut tiles of one role. A warp has one place, a row and a slice of its columns, in the tiles of entries
-// group, group + groups, ...
+// Of the cut tiles of one role. A warp takes a slice of the columns of one row at a time; where that needs only some of
+// its lanes, the others take other parts of the row.
 struct MergePlan {
-  int slices = 1;
-  int places = 1;  // rows of a tile that a call can have, times slices
-  int groups = 0;
-  int blocks = 0;  // thread blocks
+  int lanes = 32;  // of a slice, a power of two
+  int slices = 1;  // of a row
 };
 
-// As many groups as there are entries, or as the warps suffice for. Should a tile have more rows than seqlen_q
-// allows, a warp takes several.
-inline MergePlan plan_merge(CutTiles const& cuts, ForwardPlan const& role, Shape const& shape, int multiprocessors) {
-  if (cuts.entries == 0) { return {}; }
+inline int merge_slices(int head_dim, int lanes) { return ceil_div(head_dim, lanes * kMergeColumns); }
+
+// For rows of about `parts` parts each. The fewer the rows, the more warps share one, until they ask for all of its
+// parts at once.
+inline MergePlan plan_merge(int head_dim, int64_t rows, int64_t parts, int64_t warps) {
   MergePlan plan;
-  int const rows = role.row_map.rows(std::min(role.tile_tokens, std::max(shape.seqlen_q, 1)));
-  plan.slices = ceil_div(shape.head_dim, kMergeSlice);
-  plan.places = std::min(rows, cuts.rows) * plan.slices;
-  int const warps = kMergeBlocks * kMergeWarps * multiprocessors;
-  plan.groups = std::min(cuts.entries, std::max(1, warps / plan.places));
-  plan.blocks = ceil_div(plan.groups * plan.places, kMergeWarps);
+  while (plan.lanes > kMinMergeLanes) {
+    int const fewer = plan.lanes / 2;
+    bool const idle = fewer * kMergeColumns >= head_dim;
+    bool const at_once = 32 / plan.lanes * kMergeParts >= parts;
+    if (!idle && (at_once || rows * merge_slices(head_dim, fewer) > warps)) { break; }
+    plan.lanes = fewer;
+  }
+  plan.slices = merge_slices(head_dim, plan.lanes);
   return plan;
 }
 
 struct MergePlans {
   MergePlan decode;
   MergePlan chunk;
+  int blocks = 0;  // thread blocks: one for all rows of the call, or as many as there is room for at once
 };
 
 inline MergePlans plan_merges(SplitkvPlan const& plan, Shape const& shape) {
-  return {plan_merge(plan.decode_cuts, plan.decode, shape, plan.multiprocessors),
-          plan_merge(plan.chunk_cuts, plan.chunk, shape, plan.multiprocessors)};
+  int64_t const most_blocks = int64_t(kMergeBlocks) * plan.multiprocessors, most_warps = most_blocks * kMergeWarps;
+  auto const plan_role = [&](CutTiles const& cuts, int64_t parts) {
+    int64_t const rows = std::min(plan.rows, int64_t(cuts.entries) * cuts.rows);
+    return plan_merge(shape.head_dim, rows, parts, most_warps);
+  };
+  int64_t const decode_tiles = std::max<int64_t>(plan.decode.tiles, 1);
+  MergePlans merges{plan_role(plan.decode_cuts, plan.shares / decode_tiles + 1),
+                    plan_role(plan.chunk_cuts, plan.chunk_split.splits)};
+  int64_t const warps = plan.rows * std::max(merges.chunk.slices, merges.decode.slices);
+  merges.blocks = static_cast<int>(std::min(most_blocks, (warps + kMergeWarps - 1) / kMergeWarps));
+  return merges;
 }
 
 }  // namespace flashattn

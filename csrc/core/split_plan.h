@@ -29,16 +29,19 @@ inline int64_t partial_bytes(FlashFwdParams const& p) {
   return query_rows(p) * p.shape.heads * (p.shape.head_dim + 1) * int64_t(sizeof(float));
 }
 
-constexpr int kWaves = 2;                    // thread blocks that a multiprocessor holds
+constexpr int kWaves = 2;                    // thread blocks that a multiprocessor holds, of most kernels
 constexpr int kMinKeys = 4 * kSplitGranule;  // of an automatic split
 
-// Chunks have many tiles; where they do not fill the GPU, as many splits as come nearest to that.
-inline SplitPlan plan_chunk_splits(int capacity, int64_t tiles, int multiprocessors) {
+// Chunks have many tiles; where those that are `expected` do not fill the GPU, as many splits as there is room for at
+// once: thread blocks that have to wait for others would double the time. `tiles` counts also those that sequences
+// could have if they ended differently; room for parts is bounded by them.
+inline SplitPlan plan_chunk_splits(int capacity, int64_t tiles, int64_t expected, int64_t places) {
   constexpr int kMinChunkKeys = 2 * kSplitGranule;
-  int64_t const places = int64_t(kWaves) * multiprocessors;
-  int64_t const filling = tiles > 0 ? (places + tiles / 2) / tiles : 1;
+  int64_t const filling = places / (expected > 0 ? expected : 1);
+  int64_t const affordable = places * 4 / 3 / (tiles > 0 ? tiles : 1);
   int64_t const useful = ceil_div(capacity, kMinChunkKeys);
-  int64_t const splits = filling < useful ? filling : useful;
+  int64_t splits = filling < affordable ? filling : affordable;
+  splits = splits < useful ? splits : useful;
   return {splits > 1 ? static_cast<int>(splits < kMaxSplits ? splits : kMaxSplits) : 1, 0, kMinChunkKeys};
 }
 
@@ -85,18 +88,22 @@ FA_HD int used_splits(int count, SplitPlan plan, int block_n) {
   return used > 0 ? used : 1;
 }
 
-// Split `index` of `plan`'s splits, out of the blocks [r.begin, r.end) of block_n keys. Equal shares
-// differ by at most one block; the last splits may be empty. A split of fixed size covers blocks by
-// their position in the sequence.
+// Share `index` of `shares` of the blocks of `r`, which differ by at most one block.
+FA_HD BlockRange take_share(BlockRange r, int shares, int index) {
+  int const size = r.count() / shares, larger = r.count() - size * shares;
+  int const begin = r.begin + size * index + (index < larger ? index : larger);
+  return clip(r, begin, begin + size + (index < larger));
+}
+
+// Split `index` of `plan`'s splits, out of the blocks [r.begin, r.end) of block_n keys. Of equal shares the last ones
+// may be empty. A split of fixed size covers blocks by their position in the sequence.
 FA_HD BlockRange take_split(BlockRange r, SplitPlan plan, int index, int block_n) {
   if (plan.split_size > 0) {
     int const blocks = plan.split_size / block_n;
     return clip(r, index * blocks, (index + 1) * blocks);
   }
-  int const count = r.count(), used = used_splits(count, plan, block_n);
-  if (index >= used) { return clip(r, r.end, r.end); }
-  return clip(r, r.begin + static_cast<int>(int64_t(count) * index / used),
-              r.begin + static_cast<int>(int64_t(count) * (index + 1) / used));
+  int const used = used_splits(r.count(), plan, block_n);
+  return index < used ? take_share(r, used, index) : clip(r, r.end, r.end);
 }
 
 }  // namespace flashattn

@@ -13,22 +13,26 @@
 
 namespace flashattn {
 
-constexpr int kMinShare = 4;   // key blocks of a decode tile that a thread block takes at least
-constexpr int kFewRows = 128;  // query rows of a sequence up to which it may be decoded in several tiles
+constexpr int kMinShare = 4;    // key blocks of a decode tile that a thread block takes at least
+constexpr int kFewRows = 128;   // query rows of a sequence up to which it may be decoded in several tiles
+constexpr int kShortRows = 64;  // and up to which it would leave half of a chunk tile empty
 
 struct SplitkvPlan {
   ForwardPlan decode;  // one tile per sequence and group of heads; several where chunks are few (are_few)
   ForwardPlan chunk;
   Role decode_role;
+  Role chunk_role;
   bool may_decode;  // whether a sequence can have that role
   bool may_chunk;
   SplitPlan split;        // as the caller asked; {1} when splits are automatic
   SplitPlan chunk_split;  // of the chunks
   int multiprocessors;
-  int shares = 0;      // automatic: thread blocks that take equal shares of the decode work (core/work_list.h)
-  FastDivisor team;    // thread blocks of one
-  int team_heads = 0;  // decode tiles of a token for each member of a team
-  int64_t rows;        // query rows times heads
+  int shares = 0;            // automatic: thread blocks that take equal shares of the decode work (core/work_list.h)
+  FastDivisor team;          // thread blocks of one
+  int team_heads = 0;        // decode tiles of a token for each member of a team
+  int64_t member_tiles = 0;  // decode tiles, and shares, of a member
+  int member_shares = 1;
+  int64_t rows;  // query rows times heads
   FastDivisor page_size;
   float* out_partial = nullptr;  // given splits: (splits, rows, head_dim), in the workspace
   float* lse_partial = nullptr;  // (splits, rows)
@@ -80,7 +84,8 @@ inline CutTiles cut_tiles(WorkspacePieces& pieces, int entries, int slots, int r
   CutTiles cuts;
   cuts.entries = entries, cuts.slots = slots, cuts.rows = rows, cuts.team = team;
   int64_t const part_rows = int64_t(entries) * slots * rows;
-  cuts.tiles = pieces.take<CutTile>(entries);
+  cuts.sizes = pieces.take<CutTiles::Size>(entries);
+  cuts.tiles = pieces.take<QueryTile>(entries);
   cuts.out = pieces.take<float>(part_rows * head_dim);
   cuts.lse = pieces.take<float>(part_rows);
   return cuts;
@@ -93,6 +98,23 @@ inline bool are_few(FlashFwdParams const& fwd, int64_t longest, ForwardPlan cons
   int64_t const chunks = std::min<int64_t>(fwd.shape.batch, query_rows(fwd) / (decode.tile_tokens + 1));
   int64_t const tiles = query_rows(fwd) / chunk.tile_tokens + chunks;  // of a head
   return longest <= kFewRows && tiles * (fwd.shape.heads / chunk.row_map.pack()) <= kWaves * multiprocessors;
+}
+
+// How many tiles a call has, if its sequences are about as long as the longest: each leaves half a tile empty.
+inline int64_t expected_tiles(FlashFwdParams const& fwd, ForwardPlan const& plan) {
+  if (fwd.lengths.cu_seqlens_q == nullptr) { return plan.tiles; }
+  int64_t const tokens = fwd.lengths.total_q, longest = std::max(fwd.shape.seqlen_q, 1);
+  int64_t const of_head = tokens / plan.tile_tokens + tokens / (2 * longest);
+  return std::max<int64_t>(of_head, 1) * (fwd.shape.heads / plan.row_map.pack());
+}
+
+// Whether chunks suit tiles of half as many rows, `shorter`, which hold as many heads of a token: they are short, or
+// there is not one tile for each multiprocessor.
+inline bool are_short(FlashFwdParams const& fwd, SplitkvPlan const& plan, ForwardPlan const& shorter) {
+  int const pack = plan.chunk.row_map.pack();
+  bool const half_empty = int64_t(fwd.shape.seqlen_q) * pack <= kShortRows;
+  bool const suits = half_empty || expected_tiles(fwd, plan.chunk) <= plan.multiprocessors;
+  return suits && shorter.row_map.pack() == pack;
 }
 
 inline ForwardPlan plan_decode(FlashFwdParams const& fwd, TileShape tile) {
@@ -110,7 +132,13 @@ inline void plan_roles(SplitkvPlan& plan, FlashSplitkvParams const& params, int 
   bool const any_role = params.split.split_size == 0 && params.split.num_splits != 1;
   plan.decode_role = decode_role(group, any_role ? longest : 0);
   plan.decode = plan_decode(fwd, tile(plan.decode_role));
+  plan.chunk_role = Role::kChunk;
   plan.chunk = plan_forward(shape, fwd.lengths, tile(Role::kChunk));
+  ForwardPlan const shorter = plan_forward(shape, fwd.lengths, tile(Role::kShortChunk));
+  if (any_role && has_short_chunk(arch, kernel_head_dim) && are_short(fwd, plan, shorter)) {
+    plan.chunk_role = Role::kShortChunk;
+    plan.chunk = shorter;
+  }
   bool are_chunks = shape.seqlen_q > plan.decode.tile_tokens;
   if (are_chunks && params.split.automatic() && are_few(fwd, longest, plan.decode, plan.chunk, plan.multiprocessors)) {
     are_chunks = false;
@@ -130,13 +158,16 @@ inline void share_decode_work(SplitkvPlan& plan, Shape const& shape, int thread_
   plan.shares = thread_blocks;
   plan.team = FastDivisor(team);
   plan.team_heads = heads / team;
+  plan.member_tiles = plan.decode.tiles / team;
+  plan.member_shares = thread_blocks / team;
 }
 
 // Shares of the decode work, splits of the chunks, and room for the parts of what they cut.
-inline void plan_automatic_splits(SplitkvPlan& plan, Shape const& shape, int arch, int kernel_head_dim,
+inline void plan_automatic_splits(SplitkvPlan& plan, FlashFwdParams const& fwd, int arch, int kernel_head_dim,
                                   WorkspacePieces& pieces) {
+  Shape const& shape = fwd.shape;
   TileShape const decode = tile_shape(arch, plan.decode_role, kernel_head_dim);
-  TileShape const chunk = tile_shape(arch, Role::kChunk, kernel_head_dim);
+  TileShape const chunk = tile_shape(arch, plan.chunk_role, kernel_head_dim);
   plan.split = {1, 0};
   // What a multiprocessor holds, or one where chunks want the rest.
   int const of_multiprocessor = plan.may_chunk ? 1 : decode_blocks(arch, decode, kernel_head_dim);
@@ -145,7 +176,9 @@ inline void plan_automatic_splits(SplitkvPlan& plan, Shape const& shape, int arc
   if (plan.may_decode && shape.seqlen_k > decode.n) {
     plan.decode_cuts = cut_tiles(pieces, plan.shares, 2, decode.m, shape.head_dim, plan.team.divisor());
   }
-  plan.chunk_split = plan_chunk_splits(shape.seqlen_k, plan.chunk.tiles, plan.multiprocessors);
+  int const of_chunks = plan.chunk_role == Role::kShortChunk ? std::max(chunk.blocks, kWaves) : kWaves;
+  plan.chunk_split = plan_chunk_splits(shape.seqlen_k, plan.chunk.tiles, expected_tiles(fwd, plan.chunk),
+                                       int64_t(of_chunks) * plan.multiprocessors);
   if (plan.may_chunk && plan.chunk_split.splits > 1) {
     plan.chunk_cuts = cut_tiles(pieces, static_cast<int>(plan.chunk.tiles), plan.chunk_split.splits, chunk.m,
                                 shape.head_dim, /*team=*/0);
@@ -162,7 +195,7 @@ inline SplitkvPlan plan_splitkv(FlashSplitkvParams const& params, int arch, int 
 
   WorkspacePieces pieces(params.workspace);
   if (params.split.automatic()) {
-    plan_automatic_splits(plan, shape, arch, kernel_head_dim, pieces);
+    plan_automatic_splits(plan, params.fwd, arch, kernel_head_dim, pieces);
   } else {
     plan.split = plan.chunk_split = plan_splits(params, multiprocessors, 0);
     if (plan.split.splits > 1) {

@@ -24,8 +24,10 @@ struct TileShape {
 };
 
 // What a kernel is for. kPrefill is flash_fwd; flash_fwd_splitkv serves the sequences of a batch that
-// have few query rows with kDecode, or kWideDecode, and the others with kChunk.
-enum class Role { kPrefill, kChunk, kDecode, kWideDecode };
+// have few query rows with kDecode, or kWideDecode, and the others with kChunk, or kShortChunk.
+enum class Role { kPrefill, kChunk, kShortChunk, kDecode, kWideDecode };
+
+constexpr bool is_chunk(Role role) { return role == Role::kChunk || role == Role::kShortChunk; }
 
 // Which decode kernel serves a call whose sequences have at most `rows` query rows for one key/value head, `group`
 // of them for each token.
@@ -81,6 +83,17 @@ constexpr TileShape chunk_tile(int arch, int head_dim) {
   return tile;
 }
 
+// Half as many rows: for chunks that would leave much of a tile empty, or multiprocessors idle.
+constexpr TileShape short_chunk_tile(int arch, int head_dim) {
+  TileShape tile = chunk_tile(arch, head_dim);
+  if (tile.m > 64) { tile.m = 64, tile.blocks = head_dim <= 128 ? 3 : 2; }
+  return tile;
+}
+
+constexpr bool has_short_chunk(int arch, int head_dim) {
+  return short_chunk_tile(arch, head_dim).m < chunk_tile(arch, head_dim).m;
+}
+
 // Decoding is bound by memory: what counts is bytes in flight, so the rows are few (one MMA, or two) and
 // the stages as many as leave room for two thread blocks on a multiprocessor. From sm_90 on, head dims over
 // 192 take the room of both. Machine code of sm_80 also runs on sm_86 and sm_89 and has to fit there.
@@ -124,6 +137,7 @@ constexpr TileShape tile_shape(int arch, Role role, int head_dim) {
   switch (role) {
     case Role::kPrefill: return prefill_tile(arch, head_dim);
     case Role::kChunk: return chunk_tile(arch, head_dim);
+    case Role::kShortChunk: return short_chunk_tile(arch, head_dim);
     case Role::kDecode: return decode_tile(arch, head_dim);
     default: return wide_decode_tile(arch, head_dim);
   }

@@ -120,8 +120,7 @@ struct Shares {
 
 // Of a list of `total` key blocks, for one member of each team.
 FA_HD Shares team_shares(SplitkvPlan const& plan, int64_t total) {
-  int const team = plan.team.divisor(), most = plan.automatic() ? plan.shares / team : 1;
-  return Shares(total, plan.decode.tiles / team, most, kMinShare);
+  return Shares(total, plan.member_tiles, plan.member_shares, kMinShare);
 }
 
 }  // namespace flashattn

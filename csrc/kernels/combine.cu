@@ -11,16 +11,13 @@ constexpr int kWarps = 4;  // of a thread block
 // Parts of a row at equal distances.
 template <class Partial>
 struct StridedParts {
-  static constexpr int kWidth = 1;  // rows may begin anywhere
-  static constexpr bool kAllWritten = false;
-
   float const* lse_;
   int64_t lse_stride;
   Partial const* out_;
   int64_t out_stride;
 
   __device__ float lse(int part) const { return lse_[part * lse_stride]; }
-  __device__ void load(int part, float (&values)[kWidth]) const { values[0] = to_float(out_[part * out_stride]); }
+  __device__ float load(int part) const { return to_float(out_[part * out_stride]); }
 };
 
 template <class Partial>
@@ -43,11 +40,12 @@ __global__ void __launch_bounds__(kWarps* kLanes)
       static_cast<Partial const*>(p.out_partial.data) + batch * p.out_partial.batch_stride +
           row * p.out_partial.row_stride + head * p.out_partial.head_stride + column,
       p.out_split_stride};
-  MergedRow<1> const merged = merge_row(parts, p.splits, lane, column < p.head_dim);
+  MergedRow const merged = merge_row(parts, p.splits, lane, column < p.head_dim);
   if (slice == 0 && lane == 0 && p.lse != nullptr) { p.lse[index] = merged.lse; }
   if (column < p.head_dim) {
     int64_t const out = batch * p.out.batch_stride + row * p.out.row_stride + head * p.out.head_stride;
-    store(p.out.data, p.out_dtype, out + column, merged.out);
+    float const columns[1] = {merged.out};  // rows may begin anywhere
+    store(p.out.data, p.out_dtype, out + column, columns);
   }
 }
 

@@ -16,7 +16,7 @@ CUTE_DEVICE PartialOutput slot_output(CutTiles const& cuts, int64_t slot, int he
 
 // Each entry is written by one thread.
 CUTE_DEVICE void record_cut(CutTiles const& cuts, int entry, QueryTile const& tile, int parts) {
-  if (cuts.entries > 0) { cuts.tiles[entry].set(tile, parts); }
+  if (cuts.entries > 0) { cuts.record(entry, tile, parts); }
 }
 
 CUTE_DEVICE VisibleBand band_of(FlashSplitkvParams const& params, SequenceInfo const& seq) {
@@ -69,11 +69,11 @@ class ChunkPart {
     VisibleBand const band = band_of(params_, tile.seq);
     BlockRange const blocks = tile.visible_blocks(band, Traits::kBlockN);
     int const parts = exists ? used_splits(blocks.count(), plan_.chunk_split, Traits::kBlockN) : 0;
-    if (threadIdx.x == 0) {
-      if (index == 0) { record_cut(cuts, entry, tile, parts); }
+    if (threadIdx.x == 0 && index == 0) { record_cut(cuts, entry, tile, parts); }
+    if (threadIdx.x == 0 && index < parts) {
       PartialOutput output;
       if (parts > 1) { output = slot_output(cuts, cuts.slot(entry, index), params_.fwd.shape.head_dim); }
-      BlockRange const range = take_split(blocks, plan_.chunk_split, index, Traits::kBlockN);
+      BlockRange const range = take_share(blocks, parts, index);
       slot = part_of(params_.fwd, plan_.chunk, tile, band, range, output, /*first=*/index == 0);
     }
     return index < parts;

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/merge_plan.h"
 #include "core/splitkv_plan.h"
 #include "packed_lengths.h"
 
@@ -17,6 +18,7 @@ namespace {
 
 using flashattn::BlockRange;
 using flashattn::FlashSplitkvParams;
+using flashattn::MergePlan;
 using flashattn::Role;
 using flashattn::SplitkvPlan;
 using flashattn::SplitPlan;
@@ -351,6 +353,80 @@ TEST(SplitkvPlan, FewChunksAreDecoded) {
   EXPECT_TRUE(has_chunks(2, 40, 1, 4, 0, 0));   // 160 rows
 }
 
+// Tiles of half as many rows, where chunks would leave half of a tile empty or tiles would not fill
+// the GPU; never where bits must not depend on the batch.
+TEST(SplitkvPlan, ShortChunksHaveShortTiles) {
+  auto const role = [](int batch, int seqlen_q, flashattn::Split split = {}, int head_dim = 128) {
+    FlashSplitkvParams params = call(batch, 32, 8, head_dim, seqlen_q, 4096);
+    params.split = split;
+    return flashattn::plan_splitkv(params, 90, head_dim, 132).chunk_role;
+  };
+  EXPECT_EQ(role(64, 16), Role::kShortChunk);  // 64 rows
+  EXPECT_EQ(role(64, 17), Role::kChunk);       // 68
+  EXPECT_EQ(role(1, 512), Role::kShortChunk);  // 128 tiles for 132 multiprocessors
+  EXPECT_EQ(role(1, 513), Role::kChunk);       // 136
+  EXPECT_EQ(role(1, 100, {.num_splits = 2}), Role::kShortChunk);
+  EXPECT_EQ(role(1, 100, {.num_splits = 1}), Role::kChunk);
+  EXPECT_EQ(role(1, 100, {.split_size = 512}), Role::kChunk);
+  EXPECT_EQ(role(1, 100, {}, 192), Role::kChunk);  // whose tiles have 64 rows anyway
+  // Where a tile of 64 rows would hold one head instead of all that share keys, it would read them
+  // once for each.
+  for (int heads : {96, 128}) {
+    FlashSplitkvParams const params = call(1, heads, 1, 128, 2, 8192);
+    SplitkvPlan const plan = flashattn::plan_splitkv(params, 90, 128, 132);
+    EXPECT_EQ(plan.chunk_role, Role::kChunk);
+    EXPECT_EQ(plan.chunk.row_map.pack(), heads);
+  }
+  // Packed: as many tiles as sequences of about the greatest length have.
+  FlashSplitkvParams params = call(17, 32, 8, 128, 100, 4096);
+  int const offsets = 0;
+  params.fwd.lengths.cu_seqlens_q = &offsets;
+  params.fwd.lengths.total_q = 116;
+  SplitkvPlan const plan = flashattn::plan_splitkv(params, 90, 128, 132);
+  EXPECT_EQ(plan.chunk_role, Role::kShortChunk);
+  EXPECT_EQ(flashattn::expected_tiles(params.fwd, plan.chunk), 8 * 7);
+  EXPECT_EQ(plan.chunk.tiles, 8 * (7 + 17));
+  EXPECT_EQ(plan.chunk_split.splits,
+            2);  // 7 would fill the GPU, but need room for 7 parts of 192 tiles
+}
+
+// The lanes of a warp that have columns cover a row in as few slices as they can; the other lanes
+// have other parts of it. The fewer the rows, the more warps share one.
+TEST(MergePlan, LanesFollowRowsAndParts) {
+  for (int head_dim = 8; head_dim <= 256; head_dim += 8) {
+    for (int64_t rows : {1, 32, 2048, 100000}) {
+      for (int64_t parts : {1, 4, 5, 33, 300}) {
+        MergePlan const plan = flashattn::plan_merge(head_dim, rows, parts, 2112);
+        EXPECT_EQ(32 % plan.lanes, 0);
+        EXPECT_LE(32 / plan.lanes * flashattn::kMergeParts, 32);  // weights that a warp knows
+        int const columns = plan.lanes * flashattn::kMergeColumns;
+        EXPECT_GE(plan.slices * columns, head_dim);
+        EXPECT_LT((plan.slices - 1) * columns, head_dim);
+        if (parts <= flashattn::kMergeParts && head_dim > 64) { EXPECT_EQ(plan.lanes, 32); }
+        if (rows >= 2112 && plan.lanes > flashattn::kMinMergeLanes) {
+          EXPECT_LT((plan.lanes / 2) * flashattn::kMergeColumns, head_dim > 128 ? 128 : head_dim);
+        }
+      }
+    }
+  }
+  EXPECT_EQ(flashattn::plan_merge(128, 32, 33, 2112).lanes,
+            flashattn::kMinMergeLanes);                           // batch 1: 32 parts at once
+  EXPECT_EQ(flashattn::plan_merge(128, 512, 17, 2112).lanes, 8);  // 2048 warps
+  EXPECT_EQ(flashattn::plan_merge(128, 2048, 2, 2112).lanes, 32);
+}
+
+TEST(MergePlan, ThreadBlocksForAllRowsOrAllThatFit) {
+  auto const blocks = [](int batch, int heads, int heads_kv, int seqlen_q) {
+    FlashSplitkvParams const params = call(batch, heads, heads_kv, 128, seqlen_q, 8192);
+    SplitkvPlan const plan = flashattn::plan_splitkv(params, 90, 128, 132);
+    EXPECT_TRUE(plan.merges());
+    return flashattn::plan_merges(plan, params.fwd.shape).blocks;
+  };
+  EXPECT_EQ(blocks(1, 32, 8, 1), 64);  // 32 rows in slices of 16 columns, 4 warps a thread block
+  EXPECT_EQ(blocks(64, 64, 8, 1), 528);
+  EXPECT_EQ(blocks(1, 32, 8, 129), 528);
+}
+
 TEST(SplitkvPlan, PartsOfTheWorkspaceDoNotOverlap) {
   for_every_plan([](FlashSplitkvParams params, int kernel_head_dim) {
     for (int num_splits : {0, 1, 5}) {
@@ -370,7 +446,9 @@ TEST(SplitkvPlan, PartsOfTheWorkspaceDoNotOverlap) {
         for (flashattn::CutTiles const* cuts : {&plan.decode_cuts, &plan.chunk_cuts}) {
           if (cuts->entries == 0) { continue; }
           int64_t const part_rows = int64_t(cuts->entries) * cuts->slots * cuts->rows;
-          parts.push_back({cuts->tiles, cuts->entries * int64_t(sizeof(flashattn::CutTile))});
+          parts.push_back(
+              {cuts->sizes, cuts->entries * int64_t(sizeof(flashattn::CutTiles::Size))});
+          parts.push_back({cuts->tiles, cuts->entries * int64_t(sizeof(flashattn::QueryTile))});
           parts.push_back({cuts->out, part_rows * head_dim * 4});
           parts.push_back({cuts->lse, part_rows * 4});
         }

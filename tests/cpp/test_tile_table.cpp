@@ -23,7 +23,8 @@ template <class Visit>
 void for_every_kernel(Visit const& visit) {
   for (auto const& [arch, kib] : kSharedKiB) {
     for (int head_dim : flashattn::kHeadDims) {
-      for (Role role : {Role::kPrefill, Role::kChunk, Role::kDecode, Role::kWideDecode}) {
+      for (Role role :
+           {Role::kPrefill, Role::kChunk, Role::kShortChunk, Role::kDecode, Role::kWideDecode}) {
         SCOPED_TRACE("sm_" + std::to_string(arch) + ", head dim " + std::to_string(head_dim) +
                      ", role " + std::to_string(static_cast<int>(role)));
         visit(arch, head_dim, flashattn::tile_shape(arch, role, head_dim));
@@ -116,6 +117,7 @@ TEST(TileTable, StagesOfTheRoles) {
       }
       EXPECT_EQ(flashattn::tile_shape(arch, Role::kPrefill, head_dim).stages, 1);
       EXPECT_EQ(flashattn::tile_shape(arch, Role::kChunk, head_dim).stages, 1);
+      EXPECT_EQ(flashattn::tile_shape(arch, Role::kShortChunk, head_dim).stages, 1);
     }
   }
 }
@@ -139,9 +141,21 @@ TEST(TileTable, QueryTilesInSharedMemory) {
 TEST(TileTable, BlocksOfACacheDivideTheSplitGranule) {
   for (auto const& [arch, kib] : kSharedKiB) {
     for (int head_dim : flashattn::kHeadDims) {
-      for (Role role : {Role::kChunk, Role::kDecode, Role::kWideDecode}) {
+      for (Role role : {Role::kChunk, Role::kShortChunk, Role::kDecode, Role::kWideDecode}) {
         EXPECT_EQ(64 % flashattn::tile_shape(arch, role, head_dim).n, 0);
       }
+    }
+  }
+}
+
+// A kernel of its own where that halves the rows (sm80/decode.cu has the same bound).
+TEST(TileTable, ShortChunksHave64Rows) {
+  for (auto const& [arch, kib] : kSharedKiB) {
+    for (int head_dim : flashattn::kHeadDims) {
+      int const rows = flashattn::tile_shape(arch, Role::kChunk, head_dim).m;
+      EXPECT_EQ(rows, head_dim <= 160 ? 128 : 64);
+      EXPECT_EQ(flashattn::tile_shape(arch, Role::kShortChunk, head_dim).m, 64);
+      EXPECT_EQ(flashattn::has_short_chunk(arch, head_dim), head_dim <= 160);
     }
   }
 }

@@ -28,3 +28,29 @@ def test_chunks_of_every_head_dim(lengths, name, d, device):
     if options.pop("leftpad", False):
         options["leftpad"] = tuple(min(n, keys) for n, (_, keys) in enumerate(lengths, 30))
     CacheCase(lengths, True, tail=0, d=d, heads=HEADS, **options).check(device)
+
+
+# Chunk tiles of 128 rows, which the calls above do not have up to head dim 160: where bits must not
+# depend on the batch, and for a token of 96 heads that share keys, which 64 rows would not hold.
+@pytest.mark.parametrize("d", [32, 64, 96, 128, 160])
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("splits", [{"splits": 1}, {"splits": 3}, {"split_size": 128}], ids=str)
+def test_chunks_with_given_splits(splits, name, d, device):
+    options = dict(OPTIONS[name])
+    if options.pop("leftpad", False):
+        options["leftpad"] = tuple(min(n, keys) for n, (_, keys) in enumerate(LONG, 30))
+    CacheCase(LONG, True, tail=0, d=d, heads=HEADS, **splits, **options).check(device)
+
+
+@pytest.mark.parametrize("d", [32, 64, 96, 128, 160])
+@pytest.mark.parametrize("name", ["causal", "full", "window", "page7"])
+def test_chunks_of_many_heads_for_a_key(name, d, device):
+    lengths = ((3, 700), (2, 300), (5, 70))
+    CacheCase(lengths, True, tail=0, d=d, heads=(96, 1), **OPTIONS[name]).check(device)
+
+
+# Rows of more than 32 parts, and slices of few columns.
+@pytest.mark.parametrize("d", [8, 24, 40, 64, 72, 128, 256])
+@pytest.mark.parametrize("heads", [(1, 1), (4, 1), (8, 8)], ids=str)
+def test_one_row_of_many_parts(heads, d, device):
+    CacheCase(((1, 20000),), False, d=d, heads=heads, causal=True).check(device)

@@ -39,13 +39,13 @@ def test_decode_by_hand():
             "flash_fwd_splitkv_kernel", "decode", (264, 1, 1), 4, (16, 64), 4, 3, smem, None,
             Shares(tiles=512, key_blocks=65536, size=249, busy=264, cut=8 * 32, team=8),
         ),
-        # 264 records of 4 rows in 2 slices of 64 columns: 2112 warps, as many as 4 thread blocks
-        # of 4 warps on each multiprocessor.
-        Launch("flash_fwd_splitkv_combine_cuts_kernel", "merge", (528, 1, 1), 4),
+        # A row of 2048 for each warp: 512 thread blocks of 4 warps.
+        Launch("flash_fwd_splitkv_combine_cuts_kernel", "merge", (512, 1, 1), 4),
     )  # fmt: skip
     assert [launch.threads for launch in made.launches] == [128, 128]
     slots = 264 * 2 * 16
-    assert made.workspace_bytes == aligned(264 * _host.cut_tile_bytes, slots * 128 * 4, slots * 4)
+    records = (264 * _host.cut_size_bytes, 264 * _host.query_tile_bytes)
+    assert made.workspace_bytes == aligned(*records, slots * 128 * 4, slots * 4)
     q = 64 * 32 * 128 * 2
     assert made.bytes_read == q + 2 * 64 * 8192 * 8 * 128 * 2
     assert made.bytes_written == q
@@ -101,11 +101,14 @@ def test_flops_are_those_of_the_visible_pairs(window):
         (8, 8, 16, "decode"),
         (8, 8, 17, "wide decode"),
         (8, 8, 32, "wide decode"),
-        (8, 8, 33, "chunk"),
+        (8, 8, 33, "short chunk"),
+        (8, 8, 65, "chunk"),
         (4, 1, 4, "decode"),  # 16 rows of a key/value head
         (4, 1, 5, "wide decode"),
         (4, 1, 9, "wide decode"),  # of 64 such chunks each is shared out
-        (4, 1, 33, "chunk"),
+        (4, 1, 17, "wide decode"),
+        (4, 1, 33, "short chunk"),  # 128 tiles of 128 rows
+        (4, 1, 65, "chunk"),
         (16, 1, 1, "decode"),
         (32, 1, 1, "wide decode"),
     ],
@@ -113,7 +116,7 @@ def test_flops_are_those_of_the_visible_pairs(window):
 def test_roles_by_rows_and_group(heads, heads_kv, seqlen_q, role):
     made = planned(heads=heads, heads_kv=heads_kv, seqlen_q=seqlen_q)
     assert [launch.role for launch in attention(made)] == [role]
-    rows = {"decode": 16, "wide decode": 32, "chunk": 128}[role]
+    rows = {"decode": 16, "wide decode": 32, "short chunk": 64, "chunk": 128}[role]
     assert attention(made)[0].tile == (rows, 64)
 
 
@@ -128,11 +131,11 @@ def test_splits_of_a_fixed_size_have_one_decode_role():
 def test_a_mixed_batch_runs_two_kernels_side_by_side():
     made = planned(MIXED)
     decode, chunk, merge = made.launches
-    assert (decode.role, chunk.role, merge.role) == ("decode", "chunk", "merge")
+    assert (decode.role, chunk.role, merge.role) == ("decode", "short chunk", "merge")
     assert decode.grid == (132, 1, 1)  # chunks want the rest of the multiprocessors
     # sequences 0 and 2: 15 blocks of 64 keys and 1, in two key/value heads
     assert decode.shares.tiles == 4 and decode.shares.key_blocks == 2 * (15 + 1)
-    tokens = 128 // 4
+    tokens = 64 // 4
     assert chunk.grid == (2 * (203 // tokens + 3), min(ceil(912 / 128), chunk.splits), 1)
 
 
@@ -141,9 +144,9 @@ def test_few_chunks_of_few_rows_are_decoded_in_several_tiles():
         return [x.role for x in planned(heads=32, heads_kv=8, seqlen_k=4096, **lengths).launches]
 
     assert role(batch=8, seqlen_q=32) == ["wide decode", "merge"]  # 4 tiles of 8 tokens
-    assert role(batch=8, seqlen_q=33)[0] == "chunk"
+    assert role(batch=8, seqlen_q=33)[0] == "short chunk"
     assert role(batch=64, seqlen_q=32)[0] == "chunk"  # they fill the GPU
-    assert role(batch=8, seqlen_q=32, num_splits=2)[0] == "chunk"
+    assert role(batch=8, seqlen_q=32, num_splits=2)[0] == "short chunk"
     assert role(batch=8, seqlen_q=32, split_size=512)[0] == "chunk"
     ones = dict(batch=33, seqlen_q=[1] * 32 + [32])
     assert role(**ones) == ["wide decode", "merge"]
@@ -159,7 +162,7 @@ def test_max_seqlen_q_is_a_bound_that_counts():
     assert [launch.role for launch in attention(loose)] == ["decode"]
     many = dict(batch=40, seqlen_q=[1] * 40, seqlen_k=500)
     loose = planned(MIXED, **many, max_seqlen_q=1000)
-    assert [launch.role for launch in attention(loose)] == ["decode", "chunk"]
+    assert [launch.role for launch in attention(loose)] == ["decode", "short chunk"]
 
 
 def test_new_tokens_are_appended_first():

@@ -48,8 +48,11 @@ def test_c45_chunks(multiprocessors, batch, blocks):
     gpu = Gpu("some", 90, multiprocessors)
     one = dict(batch=batch, heads=1, heads_kv=1, seqlen_q=200, seqlen_k=128 * blocks)
     chunk = planned(**one, gpu=gpu).launches[0]
-    assert chunk.role == "chunk" and 1 <= chunk.splits <= min(blocks, 256)
-    if blocks > 1 and batch < multiprocessors:
+    short = 2 * batch <= multiprocessors  # tiles of 128 rows
+    assert chunk.role == ("short chunk" if short else "chunk")
+    assert 1 <= chunk.splits <= min(blocks, 256)
+    tiles, places = (4 * batch, 3) if short else (2 * batch, 2)
+    if blocks > 1 and 2 * tiles <= places * multiprocessors:
         assert chunk.splits > 1
     if batch >= 2 * multiprocessors:
         assert chunk.splits == 1

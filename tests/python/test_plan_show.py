@@ -62,7 +62,7 @@ def test_text_of_given_splits(capsys):
     lines = text_of(capsys, DECODE | {"num_splits": 2}, sequences=[0], heads=[4])
     assert lines[-2:] == [
         "0        4-7   0       ##############+  2, splits 0-1",
-        "                       0      1",
+        "                       0       1",
     ]
 
 
@@ -89,7 +89,7 @@ def test_a_kernel_without_work(capsys):
     """Both are launched; of the sequences chosen, none is decoded."""
     lines = text_of(capsys, MIXED, sequences=[1])
     assert lines[1] == "has nothing to do for these sequences and heads"
-    assert "chunk" in lines[3] and lines[6].startswith("1        0-3   0-31 ")
+    assert "chunk" in lines[3] and lines[6].startswith("1        0-3   0-15 ")
 
 
 def colors(axes):

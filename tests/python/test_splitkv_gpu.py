@@ -7,7 +7,7 @@ from cases import ints
 from test_gpu import capture
 from test_splitkv_ops import CASES
 
-from flashattn_ext import flash_combine
+from flashattn_ext import flash_combine, flash_fwd_splitkv
 
 pytestmark = pytest.mark.gpu
 
@@ -137,3 +137,63 @@ def test_c99_other_device():
         parts = torch.randn(3, 2, 5, 4, 64, device="cuda:1"), torch.zeros(3, 2, 4, 5).to("cuda:1")
         combined = flash_combine(*parts)[0]
         torch.testing.assert_close(combined, parts[0].mean(0))
+
+
+@pytest.mark.parametrize("is_graph", [False, True], ids=["eager", "graph"])
+def test_kernels_side_by_side_read_what_was_written_just_before(is_graph):
+    """A chunk kernel behind a decode kernel does not wait itself for what comes before the call."""
+    pages, page, total = 130, 16, 135
+
+    def state(seed, lengths):
+        torch.manual_seed(seed)
+        ends = torch.tensor([queries for queries, _ in lengths]).cumsum(0)
+        return (
+            torch.randn(total, 8, 128, device="cuda", dtype=torch.bfloat16),
+            torch.randn(pages, page, 2, 128, device="cuda", dtype=torch.bfloat16),
+            torch.randn(pages, page, 2, 128, device="cuda", dtype=torch.bfloat16),
+            torch.randint(pages, (3, 84), device="cuda", dtype=torch.int32),
+            torch.tensor([0, *ends], device="cuda", dtype=torch.int32),
+            torch.tensor([keys for _, keys in lengths], device="cuda", dtype=torch.int32),
+        )
+
+    states = [
+        state(1, ((1, 1328), (5, 18), (129, 463))),
+        state(2, ((129, 700), (5, 1200), (1, 40))),
+    ]
+    now = [t.clone() for t in states[0]]
+
+    def call():
+        q, k, v, table, ends, lengths = now
+        return flash_fwd_splitkv(
+            q, k, v, cache_seqlens=lengths, block_table=table, cu_seqlens_q=ends,
+            max_seqlen_q=129, causal=True,
+        )  # fmt: skip
+
+    def take(number):
+        for target, source in zip(now, states[number], strict=True):
+            target.copy_(source)
+
+    expected = []
+    for number in (0, 1):
+        take(number)
+        torch.cuda.synchronize()
+        expected.append(call())
+        torch.cuda.synchronize()
+    assert not torch.equal(*expected)
+
+    def alternate():
+        outs = []
+        for number in (0, 1) * 10:
+            take(number)
+            outs.append(call())
+        return outs
+
+    if is_graph:
+        graph, outs = capture(alternate)
+    for _ in range(10):
+        if is_graph:
+            graph.replay()
+        else:
+            outs = alternate()
+        for number, out in zip((0, 1) * 10, outs, strict=True):
+            assert torch.equal(out, expected[number])
