@@ -17,7 +17,7 @@ from collections import defaultdict
 from pathlib import Path
 
 MAX_KERNELS = 82
-# The largest has 64 (chunk, head dim 128, sm_90): values kept across the loads beside its products.
+# The largest has 48 (prefill, head dim 160, sm_80): values kept across the loads of a product.
 MAX_FRAME_BYTES = 64
 
 SKIPPED = 77

@@ -30,8 +30,8 @@ def test_chunks_of_every_head_dim(lengths, name, d, device):
     CacheCase(lengths, True, tail=0, d=d, heads=HEADS, **options).check(device)
 
 
-# Chunk tiles of 128 rows, which the calls above do not have up to head dim 160: where bits must not
-# depend on the batch, and for a token of 96 heads that share keys, which 64 rows would not hold.
+# Up to head dim 160 the calls above have chunk tiles of 64 rows. There are 128 where bits must not
+# depend on the batch (one split, or a size), and for a token of 96 heads that share keys.
 @pytest.mark.parametrize("d", [32, 64, 96, 128, 160])
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("splits", [{"splits": 1}, {"splits": 3}, {"split_size": 128}], ids=str)
