@@ -171,9 +171,14 @@ def table(found):
     for axis in dict.fromkeys(record["sweep"] for record in found["records"]):
         for name in DTYPES:
             cells = (_ratios(found, axis, name, who) for who in others)
-            words = [f"{min(r):.2f} to {max(r):.2f}" if r else "–" for r in cells]
+            words = map(_range, cells)
             lines.append(f"| {axis.replace('_', ' ')} | {name} | {' | '.join(words)} |")
     return "\n".join(lines)
+
+
+def _range(ratios):
+    ends = sorted({f"{end:.2f}" for end in (min(ratios), max(ratios))} if ratios else {"–"})
+    return " to ".join(ends)
 
 
 def _ratios(found, axis, name, who):

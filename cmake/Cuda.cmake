@@ -30,8 +30,7 @@ else()
   endif()
 endif()
 
-# Every architecture gets machine code; the one in FLASHATTN_PTX_ARCH also PTX.
-# The architectures of a target's kernels, as machine code; the newest one also as PTX.
+# The architectures of a target's kernels, as machine code; FLASHATTN_PTX_ARCH also as PTX.
 function(flashattn_target_archs target)
   set(architectures "")
   foreach(arch IN LISTS ARGN)
