@@ -147,7 +147,7 @@ def test_c94_very_long_keys_at_any_batch_size():
 
 
 def test_c43_workspace_of_many_short_sequences_is_bounded():
-    """4096 sequences of one query each: automatic splits ask for no gigabytes."""
+    """4096 sequences of one query each take what the docstring of `flash_fwd_splitkv` says."""
     b, h, d = 4096, 64, 128
     k, v = (torch.randn(33, 128, 8, d, device="cuda").bfloat16() for _ in range(2))
     q = torch.randn(b, h, d, device="cuda").bfloat16()
@@ -163,7 +163,11 @@ def test_c43_workspace_of_many_short_sequences_is_bounded():
     before = torch.cuda.memory_allocated()
     out, lse = decode(k, v, q, **options)
     extra = torch.cuda.max_memory_allocated() - before - out.nbytes - lse.nbytes
-    assert extra <= 512 * 2**20, f"workspace of {extra / 2**20:.0f} MiB"
+    # Two parts for each of at most 3 P thread blocks. 8 query heads of a key/value head fit a tile
+    # of 16 rows. The allocator may round `out` and the workspace up, by 1 MiB each.
+    parts = 2 * 3 * torch.cuda.get_device_properties("cuda").multi_processor_count
+    bound = parts * (16 * (d + 1) * 4 + 100)
+    assert extra <= bound + 2 * 2**20, f"workspace of {extra / 2**20:.1f} MiB"
     for n in (0, b - 1):
         keys, values = (t[table[n].long()].flatten(0, 1) for t in (k, v))
         seq = Sequence(q[n : n + 1], keys, values)
