@@ -57,15 +57,33 @@ def test_without_a_gpu(capsys):
 
 
 def test_the_bar_counts_every_step(monkeypatch):
-    pytest.importorskip("rich")
+    """A step counts as done when the next one begins."""
+    rich_progress = pytest.importorskip("rich.progress")
+    bars = []
+
+    class Bar(rich_progress.Progress):
+        def __init__(self, *columns, **options):
+            super().__init__(*columns, **options)
+            bars.append(self)
+
+    monkeypatch.setattr(rich_progress, "Progress", Bar)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     with progress.progress(3) as began:
+        (bar,) = bars
         for n in range(3):
             began(f"step {n}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(progress, "_rich", lambda: None)
-        with progress.progress(1) as began:
-            began("a step without a bar")
+            (task,) = bar.tasks
+            assert (task.completed, task.total, task.description) == (n, 3, f"step {n}")
+
+
+@pytest.mark.parametrize("missing", ["rich", "terminal"])
+def test_steps_without_a_bar(missing, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: missing != "terminal", raising=False)
+    if missing == "rich":
+        monkeypatch.setattr(progress, "_rich", lambda: None)
+    with progress.progress(1) as began:
+        began("a step")
+    assert capsys.readouterr().out == ""
 
 
 # On a GPU
