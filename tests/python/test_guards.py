@@ -221,15 +221,14 @@ def test_d17_nan_never_becomes_an_address(splits, value, device):
 
 def test_guard_1_grids_of_every_kernel(device):
     """More heads than a side of a grid holds are refused, and so are splits beyond their limit."""
-    arguments = CacheArguments(device)
     for changes, message in (
         ({"q": bf16(device, 2, 4, 65536, 8), "k": bf16(device, 2, 32, 1, 8),
           "v": bf16(device, 2, 32, 1, 8)}, r"^q: .*65535.*65536"),
         ({"num_splits": 257}, r"^num_splits: .*256.*257"),
     ):  # fmt: skip
+        arguments = CacheArguments(device)
+        arguments.set(**changes)
         with pytest.raises(ValueError, match=message):
-            arguments = CacheArguments(device)
-            arguments.set(**changes)
             arguments.call()
     assert Arguments(device).call().isfinite().all()
 
