@@ -132,3 +132,21 @@ def test_numbers_of_the_page():
     on_cpu, on_meta = bad_inputs("cpu"), bad_inputs("meta")
     assert f"| {on_cpu} on the CPU, {on_meta} on meta tensors |" in page
     assert f"| {len(rows()) - 4}, and 4 layers of guards |" in page
+
+
+def test_numbers_of_the_gpu_record():
+    """All that tests said of themselves; pairs of options are in the test above."""
+    page = (TREE / "docs/cases.md").read_text()
+    record = json.loads((TREE / "tests/gpu_record.json").read_text())
+    assert f"{record['passed']} tests passed on {record['date']}, none failed, no file" in page
+    left_out = [word for word in record["pytest_arguments"] if word.startswith("--ignore")]
+    assert record["failed"] == 0 and not left_out
+    phrases = {
+        ("drawn calls: attention", "drawn calls: merge"): "on a GPU {} and {} |",
+        ("bad inputs refused on cuda", "spoilt calls refused on cuda"): "| {}; and {} drawn calls,",
+        ("soak calls on cuda", "soak replays of graphs"): "| {} in 15 s, and in 30 s {} replays",
+    }
+    pairs = {name for name in record["numbers"] if name.startswith("drawn pairs of options")}
+    assert pairs.union(*phrases) == set(record["numbers"])
+    for names, phrase in phrases.items():
+        assert phrase.format(*(record["numbers"][name] for name in names)) in page
