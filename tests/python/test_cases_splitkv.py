@@ -3,6 +3,7 @@ their merge, lengths of a cache, many sizes. What an older test excludes is in t
 
 import inspect
 import time
+from itertools import product
 
 import pytest
 import torch
@@ -32,11 +33,12 @@ def run_between_canaries(call):
 
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
+@pytest.mark.parametrize("heads", [(1, 1), (3, 1)], ids=str)
 @pytest.mark.parametrize("rows", [1, 3, 7, 33])
-def test_c32_rows_that_fill_no_block_of_the_merge(rows, dtype, device):
+def test_c32_rows_that_fill_no_block_of_the_merge(rows, heads, dtype, device):
     """Neither results past the last row nor results of a neighbour: all lie between canaries."""
-    options = {"heads": (1, 1), "d": 32, "dtype": dtype, "room": 0, "tail": 0}
-    for splits in (0, 2, 5):
+    options = {"heads": heads, "d": 32, "dtype": dtype, "room": 0, "tail": 0}
+    for splits in (0, 1, 2, 5):
         for is_packed in (False, True):
             case = CacheCase(((rows, 257),), is_packed, splits=splits, **options)
             call = case.build(device)
@@ -44,11 +46,11 @@ def test_c32_rows_that_fill_no_block_of_the_merge(rows, dtype, device):
 
 
 @pytest.mark.parametrize("heads", [(8, 1), (12, 3), (16, 8)], ids=str)
-@pytest.mark.parametrize("d", [64, 256])
+@pytest.mark.parametrize("d", [64, 128, 256])
 def test_c36_many_splits_under_grouped_heads(d, heads, device):
-    cached = 4096 if device == "cuda" else 500
-    for n, splits in enumerate((1, 2, 3, 7, 16, 32)):
-        case = dense_cache(1, cached, heads=heads, d=d, dtype=HALF_DTYPES[n % 2], splits=splits)
+    cached = 4096 if device == "cuda" else 1500
+    for splits, dtype in product((1, 2, 3, 7, 16, 32), HALF_DTYPES):
+        case = dense_cache(1, cached, heads=heads, d=d, dtype=dtype, splits=splits)
         call = case.build(device)
         call.compare(*run_between_canaries(call))
 

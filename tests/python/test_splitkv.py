@@ -199,19 +199,6 @@ def test_c23_one_key(d, splits, device):
     assert torch.equal(out[0, 0], call.k.new_tensor(call.v[0, 0].tolist()).repeat_interleave(2, 0))
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (3, 1)], ids=str)
-@pytest.mark.parametrize("sq", [1, 3])
-def test_c32_rows_that_fill_no_block(sq, heads, device):
-    for splits in (0, 1, 2, 5):
-        dense_cache(sq, 257, heads=heads, d=32, splits=splits, room=0).check(device)
-
-
-@pytest.mark.parametrize("splits", [1, 2, 3, 7, 16, 32])
-def test_c36_split_under_grouped_heads(splits, device):
-    cached = 4096 if device == "cuda" else 1500
-    dense_cache(1, cached, heads=(16, 8), d=128, splits=splits).check(device)
-
-
 @pytest.mark.parametrize("splits", [0, 16, 64])
 def test_c41_capacity_far_above_the_length(splits, device):
     cached = dense_cache(1, 64, room=131072 - 64, heads=(2, 1), splits=splits)
