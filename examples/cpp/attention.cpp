@@ -3,32 +3,13 @@
 // same: row i of the result is the mean of v's rows 0 ... i, which is easy to check.
 #include <flashattn/flashattn.h>
 
-#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <vector>
 
-#if defined(WITH_CUDA)
-#include <cuda_runtime.h>
-#endif
+#include "arrays.h"
 
 constexpr int kRows = 500, kHeads = 8, kHeadsKv = 2, kHeadDim = 64;
-
-using BFloat16 = uint16_t;
-BFloat16 to_bf16(double x) { return (std::bit_cast<uint32_t>(float(x)) + 0x8000u) >> 16; }
-double to_double(BFloat16 x) { return std::bit_cast<float>(uint32_t{x} << 16); }
-
-// Where the library will find the numbers: on the CPU they stay where they are.
-void* place(std::vector<BFloat16>& host, bool on_gpu) {
-  void* data = host.data();
-#if defined(WITH_CUDA)
-  if (on_gpu) {
-    cudaMalloc(&data, host.size() * sizeof(BFloat16));
-    cudaMemcpy(data, host.data(), host.size() * sizeof(BFloat16), cudaMemcpyHostToDevice);
-  }
-#endif
-  return data;
-}
 
 int main() {
   bool on_gpu = false;
@@ -53,9 +34,7 @@ int main() {
   params.window.right = 0;  // causal
   params.score.scale = 0.125f;
   flashattn::run_flash_fwd(params);  // throws what flashattn/error.h lists
-#if defined(WITH_CUDA)
-  if (on_gpu) { cudaMemcpy(out.data(), params.out.data, out.size() * 2, cudaMemcpyDeviceToHost); }
-#endif
+  fetch(out, params.out.data);
 
   double error = 0.;
   std::vector<double> sum(kv_row);  // of v's rows so far

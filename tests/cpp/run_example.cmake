@@ -12,3 +12,4 @@ run("${CMAKE_COMMAND}" -S "${SOURCE_DIR}/examples/cpp" -B "${work}/build" -G "${
   -DCMAKE_PREFIX_PATH=${work}/prefix -DCMAKE_CXX_COMPILER=${CXX_COMPILER})
 run("${CMAKE_COMMAND}" --build "${work}/build")
 run("${work}/build/attention")
+run("${work}/build/decode")

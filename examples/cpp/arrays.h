@@ -1,0 +1,39 @@
+// What the examples share: bfloat16 in a vector, and the same on the GPU.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <vector>
+
+#if defined(WITH_CUDA)
+#include <cuda_runtime.h>
+#endif
+
+using BFloat16 = uint16_t;
+inline BFloat16 to_bf16(double x) { return (std::bit_cast<uint32_t>(float(x)) + 0x8000u) >> 16; }
+inline double to_double(BFloat16 x) { return std::bit_cast<float>(uint32_t{x} << 16); }
+
+// Where the library will find the numbers: on the CPU they stay where they are.
+template <class T>
+T* place(std::vector<T>& host, [[maybe_unused]] bool on_gpu) {
+  T* data = host.data();
+#if defined(WITH_CUDA)
+  if (on_gpu) {
+    cudaMalloc(&data, host.size() * sizeof(T));
+    cudaMemcpy(data, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice);
+  }
+#endif
+  return data;
+}
+
+// Waits for the GPU, and brings back what place() put there.
+template <class T>
+void fetch(std::vector<T>& host, void const* data) {
+#if defined(WITH_CUDA)
+  if (data != host.data()) {
+    cudaMemcpy(host.data(), data, host.size() * sizeof(T), cudaMemcpyDeviceToHost);
+  }
+#else
+  (void)host, (void)data;
+#endif
+}
