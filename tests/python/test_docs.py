@@ -111,6 +111,13 @@ def test_cmake_lines_are_those_of_the_example(name):
 
 
 @pytest.mark.parametrize("name", PAGES)
+def test_cmake_options_exist(name):
+    listed = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
+    options = set(re.findall(r"^(?:set|option)\((FLASHATTN_\w+) ", listed, re.MULTILINE))
+    assert set(re.findall(r"-D(FLASHATTN_\w+)=?", PAGES[name].text)) <= options
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_diffs_begin_with_lines_that_exist(name):
     """Each diff belongs to the file of the last link before it."""
     page = PAGES[name]
