@@ -177,8 +177,8 @@ def table(found):
 
 
 def _range(ratios):
-    ends = sorted({f"{end:.2f}" for end in (min(ratios), max(ratios))} if ratios else {"–"})
-    return " to ".join(ends)
+    ends = (f"{end:.2f}" for end in (min(ratios), max(ratios))) if ratios else ["–"]
+    return " to ".join(dict.fromkeys(ends))
 
 
 def _ratios(found, axis, name, who):

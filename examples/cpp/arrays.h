@@ -13,6 +13,15 @@ using BFloat16 = uint16_t;
 inline BFloat16 to_bf16(double x) { return (std::bit_cast<uint32_t>(float(x)) + 0x8000u) >> 16; }
 inline double to_double(BFloat16 x) { return std::bit_cast<float>(uint32_t{x} << 16); }
 
+inline bool has_gpu() {
+#if defined(WITH_CUDA)
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
+#else
+  return false;
+#endif
+}
+
 // Where the library will find the numbers: on the CPU they stay where they are.
 template <class T>
 T* place(std::vector<T>& host, [[maybe_unused]] bool on_gpu) {

@@ -11,5 +11,7 @@ run("${CMAKE_COMMAND}" --install "${BUILD_DIR}" --component cpp --prefix "${work
 run("${CMAKE_COMMAND}" -S "${SOURCE_DIR}/examples/cpp" -B "${work}/build" -G "${GENERATOR}"
   -DCMAKE_PREFIX_PATH=${work}/prefix -DCMAKE_CXX_COMPILER=${CXX_COMPILER})
 run("${CMAKE_COMMAND}" --build "${work}/build")
-run("${work}/build/attention")
-run("${work}/build/decode")
+foreach(example attention decode)  # with an argument, a machine with a GPU runs both ways
+  run("${work}/build/${example}")
+  run("${work}/build/${example}" cpu)
+endforeach()
