@@ -7,6 +7,12 @@
 
 #if defined(WITH_CUDA)
 #include <cuda_runtime.h>
+
+#include <stdexcept>
+
+inline void check(cudaError_t status) {
+  if (status != cudaSuccess) { throw std::runtime_error(cudaGetErrorString(status)); }
+}
 #endif
 
 using BFloat16 = uint16_t;
@@ -22,14 +28,15 @@ inline bool has_gpu() {
 #endif
 }
 
-// Where the library will find the numbers: on the CPU they stay where they are.
+// Where the library will find the numbers: on the CPU they stay where they are; what is taken of a
+// GPU's memory is kept until the program ends.
 template <class T>
 T* place(std::vector<T>& host, [[maybe_unused]] bool on_gpu) {
   T* data = host.data();
 #if defined(WITH_CUDA)
   if (on_gpu) {
-    cudaMalloc(&data, host.size() * sizeof(T));
-    cudaMemcpy(data, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice);
+    check(cudaMalloc(&data, host.size() * sizeof(T)));
+    check(cudaMemcpy(data, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
   }
 #endif
   return data;
@@ -40,7 +47,7 @@ template <class T>
 void fetch(std::vector<T>& host, void const* data) {
 #if defined(WITH_CUDA)
   if (data != host.data()) {
-    cudaMemcpy(host.data(), data, host.size() * sizeof(T), cudaMemcpyDeviceToHost);
+    check(cudaMemcpy(host.data(), data, host.size() * sizeof(T), cudaMemcpyDeviceToHost));
   }
 #else
   (void)host, (void)data;
