@@ -80,6 +80,19 @@ Gpu current_gpu() {
   return answers[index];
 }
 
+std::string rebuild_for(int capability) {
+  return "Rebuild with TORCH_CUDA_ARCH_LIST=" + std::to_string(capability / 10) + "." +
+         std::to_string(capability % 10) +
+         " (CMake: FLASHATTN_ARCHS=" + std::to_string(capability) + ")";
+}
+
+void check_merged_rows(char const* function, int64_t rows) {
+  if (rows > INT32_MAX) {
+    throw Unsupported(std::string(function) + ": " + std::to_string(rows) +
+                      " rows (batch x seqlen x heads) to merge; a GPU counts up to 2147483647");
+  }
+}
+
 // Machine code runs on its own major version from its minor version on; PTX on anything newer.
 template <int... kArchs>
 int best_arch(std::integer_sequence<int, kArchs...> archs, int capability) {
@@ -89,9 +102,8 @@ int best_arch(std::integer_sequence<int, kArchs...> archs, int capability) {
   if (best == 0) {
     throw Unsupported("this GPU is sm_" + std::to_string(capability) +
                       ", but the CUDA kernels were built for " + to_list(archs, "sm_") +
-                      " (and PTX of " + std::to_string(FLASHATTN_PTX_ARCH) +
-                      "). Rebuild with TORCH_CUDA_ARCH_LIST=" + std::to_string(capability / 10) +
-                      "." + std::to_string(capability % 10));
+                      " (and PTX of " + std::to_string(FLASHATTN_PTX_ARCH) + "). " +
+                      rebuild_for(capability));
   }
   return best;
 }
@@ -115,7 +127,7 @@ Kernels kernels_for_head_dim(std::integer_sequence<int, kHeadDims...> head_dims,
         ...)) {
     throw Unsupported("head_dim " + std::to_string(head_dim) +
                       " needs a larger kernel than this build has (" + to_list(head_dims, "") +
-                      "). Rebuild with FLASHATTN_EXT_HEAD_DIMS unset");
+                      "). Rebuild with FLASHATTN_EXT_HEAD_DIMS unset (CMake: FLASHATTN_HEAD_DIMS)");
   }
   return kernels;
 }
@@ -163,8 +175,7 @@ void check_shared_memory(char const* function, Gpu const& gpu, int arch, int hea
     throw Unsupported(std::string(function) + ": the kernel of sm_" + std::to_string(arch) +
                       " needs " + std::to_string(needed) +
                       " bytes of shared memory, this GPU has " + std::to_string(gpu.shared_memory) +
-                      ". Rebuild with TORCH_CUDA_ARCH_LIST=" + std::to_string(gpu.capability / 10) +
-                      "." + std::to_string(gpu.capability % 10));
+                      ". " + rebuild_for(gpu.capability));
   }
 }
 
@@ -196,6 +207,7 @@ void cuda_flash_fwd_splitkv(FlashSplitkvParams params, AllocateWorkspace const& 
     params.workspace = allocated(allocate, plan.workspace_bytes);
     plan = cuda_plan_splitkv(params, gpu);  // the same, with pointers into the workspace
   }
+  if (plan.split.splits > 1) { check_merged_rows("flash_fwd_splitkv", plan.rows); }
   if (reinterpret_cast<uintptr_t>(params.workspace) % 128 != 0) {
     throw InvalidArgument(
         "workspace: expected a pointer aligned to 128 bytes, got one that is not");
@@ -244,6 +256,7 @@ void cuda_flash_fwd_splitkv(FlashSplitkvParams const&, AllocateWorkspace const&,
   refuse_cuda();
 }
 size_t cuda_workspace_size(FlashSplitkvParams const&) { refuse_cuda(); }
+void check_merged_rows(char const*, int64_t) {}
 void launch_combine(FlashCombineParams const&, cudaStream_t, bool = false) { refuse_cuda(); }
 
 #endif
@@ -285,10 +298,12 @@ void run_flash_splitkv_fwd(FlashSplitkvParams const& params, cudaStream_t stream
 
 void run_flash_combine(FlashCombineParams const& params, cudaStream_t stream) {
   validate(params);
-  if (int64_t(params.batch) * params.heads * params.seqlen == 0) { return; }
+  int64_t const rows = int64_t(params.batch) * params.heads * params.seqlen;
+  if (rows == 0) { return; }
   if (params.device == Device::kCpu) {
     cpu::flash_combine(params);
   } else {
+    check_merged_rows("flash_combine", rows);
     launch_combine(params, stream);
   }
 }

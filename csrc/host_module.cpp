@@ -1,4 +1,5 @@
-// flashattn_ext._host: what pytest and `info` ask the C++ side on the host. No torch, no kernels.
+// flashattn_ext._host: what `plan`, `info` and pytest ask the C++ side on the host. No torch, no
+// kernels.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -47,25 +48,24 @@ std::unique_ptr<PlannedCall> planned_call(int batch, int heads, int heads_kv, in
   return call;
 }
 
-// What the thread blocks of the decode kernel find when splits are automatic: key blocks of `tiles`
-// tiles.
+// What the thread blocks of the decode kernel find when splits are automatic.
 struct DecodeWork {
   int64_t tiles = 0;
-  int64_t key_blocks = 0;
-  int64_t share = 0;  // key blocks of a thread block
-  int64_t busy = 0;   // thread blocks with a share
-  int64_t cut = 0;    // tiles that several of them have parts of
-  int team = 1;       // of them have the same keys of different heads
+  int64_t entries = 0;  // of the list: key blocks, and more where tiles are few
+  int64_t share = 0;    // entries of a thread block
+  int64_t busy = 0;     // thread blocks with a share
+  int64_t cut = 0;      // tiles that several of them have parts of
+  int team = 1;         // of them have the same keys of different heads
 };
 
 DecodeWork decode_work(PlannedCall const& call, SplitkvPlan const& plan, int block_n) {
   WorkList const list(call.params, plan, block_n, /*member=*/0);  // those of the others are like it
   int const batch = call.params.fwd.shape.batch;
   DecodeWork work;
-  for (int b = 0; b < batch; ++b) { work.key_blocks += list.length(b); }
-  Shares const shares = team_shares(plan, work.key_blocks);
+  for (int b = 0; b < batch; ++b) { work.entries += list.length(b); }
+  Shares const shares = team_shares(plan, work.entries);
   work.share = shares.size;
-  work.busy = (work.key_blocks + shares.size - 1) / shares.size;
+  work.busy = (work.entries + shares.size - 1) / shares.size;
   int64_t at = 0;
   for (int b = 0; b < batch; ++b) {
     int64_t const begin = at, end = at + list.length(b);
@@ -77,7 +77,7 @@ DecodeWork decode_work(PlannedCall const& call, SplitkvPlan const& plan, int blo
     }
   }
   work.team = plan.team.divisor();
-  work.tiles *= work.team, work.key_blocks *= work.team;
+  work.tiles *= work.team, work.entries *= work.team;
   work.busy *= work.team, work.cut *= work.team;
   return work;
 }
@@ -144,10 +144,16 @@ void bind_plan(py::module_& m) {
         return plan_merges(plan, call.params.fwd.shape).blocks;
       },
       "call"_a, "plan"_a);
+  m.def(
+      "combine_grid",
+      [](int64_t rows, int head_dim) {
+        return combine_blocks(rows) * plan_combine(head_dim).slices;
+      },
+      "rows"_a, "head_dim"_a);
 
   py::class_<DecodeWork>(m, "DecodeWork")
       .def_readonly("tiles", &DecodeWork::tiles)
-      .def_readonly("key_blocks", &DecodeWork::key_blocks)
+      .def_readonly("entries", &DecodeWork::entries)
       .def_readonly("share", &DecodeWork::share)
       .def_readonly("busy", &DecodeWork::busy)
       .def_readonly("cut", &DecodeWork::cut)

@@ -7,7 +7,6 @@ from typing import Any
 
 # Of the kernels without matrix instructions (csrc/kernels/): threads of a block and what one takes.
 APPEND_THREADS, APPEND_ELEMENTS = 256, 8
-COMBINE_WARPS = 4
 LANES = 32
 
 
@@ -17,15 +16,16 @@ class Shares:
 
     Attributes:
         tiles: query tiles of all sequences that are decoded.
-        key_blocks: key blocks of all tiles, the list that thread blocks take equal shares of.
-        size: key blocks of one share.
+        entries: of the list that thread blocks take equal shares of: the key blocks of all tiles.
+            Few tiles have more entries, up to a multiple of 2, beside chunks of 4.
+        size: entries of one share.
         busy: thread blocks that have a share.
         cut: tiles whose keys more than one thread block has.
         team: neighbouring thread blocks that have the same keys of different heads.
     """
 
     tiles: int
-    key_blocks: int
+    entries: int
     size: int
     busy: int
     cut: int
@@ -86,7 +86,7 @@ def splitkv_launches(
     if plan.may_decode and plan.shares > 0:
         keys = host.tile_shape(arch, plan.decode_role, kernel_head_dim).n
         work = host.decode_work(call, plan, keys)
-        shares = Shares(work.tiles, work.key_blocks, work.share, work.busy, work.cut, work.team)
+        shares = Shares(work.tiles, work.entries, work.share, work.busy, work.cut, work.team)
         grid = (plan.shares, 1, 1)
         launches.append(describe(plan.decode_role, plan.decode, grid, shares=shares))
     elif plan.may_decode:
@@ -109,12 +109,14 @@ def append_launches(new_heads: int, rotated_heads: int, head_dim: int) -> tuple[
 def merge_launches(host: Any, call: Any, plan: Any, head_dim: int) -> tuple[Launch, ...]:
     """Of the merge of partial results, if the SplitkvPlan has any."""
     if plan.splits > 1:
-        grid = (_ceil(plan.rows * _ceil(head_dim, LANES), COMBINE_WARPS), 1, 1)
-        return (Launch("flash_fwd_splitkv_combine_kernel", "merge", grid, COMBINE_WARPS),)
-    if not plan.merges:
+        name = "flash_fwd_splitkv_combine_kernel"
+        grid = (host.combine_grid(plan.rows, head_dim), 1, 1)
+    elif plan.merges:
+        name = "flash_fwd_splitkv_combine_cuts_kernel"
+        grid = (host.merge_blocks(call, plan), 1, 1)
+    else:
         return ()
-    grid = (host.merge_blocks(call, plan), 1, 1)
-    return (Launch("flash_fwd_splitkv_combine_cuts_kernel", "merge", grid, host.merge_warps),)
+    return (Launch(name, "merge", grid, host.merge_warps),)
 
 
 class _Attention:

@@ -86,7 +86,7 @@ def _launch(launch: Launch) -> list[str]:
     lines.append(tile)
     if (shares := launch.shares) is not None:
         lines.append(
-            f"{_count(shares.key_blocks, 'key block')} of {_count(shares.tiles, 'tile')} in "
+            f"{shares.entries} list entries of {_count(shares.tiles, 'tile')} in "
             f"{_count(shares.busy, 'share')} of {shares.size}: {_count(shares.cut, 'tile')} cut"
         )
     return lines

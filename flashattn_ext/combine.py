@@ -17,8 +17,8 @@ def flash_combine(
 ) -> tuple[Tensor, Tensor]:
     """Merges attention results over disjoint sets of keys into the result over all of them.
 
-    ``lse = log(sum_s exp(lse_s))``, ``out = sum_s exp(lse_s - lse) * out_s``, in float32 and in the
-    order of ``s``, so that the same call gives the same bits.
+    ``lse = log(sum_s exp(lse_s))``, ``out = sum_s exp(lse_s - lse) * out_s``, in float32 and in an
+    order that depends on ``d`` alone, so that the same parts give the same bits.
 
     Args:
         out_partial: ``(S, b, sq, h, d)``, or packed ``(S, Tq, h, d)``: ``S`` results, each
@@ -37,7 +37,8 @@ def flash_combine(
 
     Raises:
         ValueError: an argument does not fit; the message names it, what it got, what is allowed.
-        NotImplementedError: gradients, other dtypes of `out_partial`, other devices.
+        NotImplementedError: gradients, other dtypes of `out_partial`, other devices, on a GPU 2**31
+            rows (``b * sq * h``) and more.
         RuntimeError: the compiled library is missing or does not load, or a launch failed.
 
     Runs on the device of `out_partial`, on that device's current stream, and never waits for it.

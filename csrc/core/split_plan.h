@@ -12,7 +12,7 @@ namespace flashattn {
 
 constexpr int kMaxSplits = 256;
 constexpr int kSplitGranule = 64;                         // keys: split boundaries are multiples of it
-constexpr int64_t kMaxPartialBytes = int64_t(256) << 20;  // of partial results, when splits are automatic
+constexpr int64_t kMaxPartialBytes = int64_t(256) << 20;  // of partial results, when splits are automatic, on the CPU
 
 struct SplitPlan {
   int splits;
@@ -34,7 +34,8 @@ constexpr int kMinKeys = 4 * kSplitGranule;  // of an automatic split
 
 // Chunks have many tiles; where those that are `expected` do not fill the GPU, as many splits as there is room for at
 // once: thread blocks that have to wait for others would double the time. `tiles` counts also those that sequences
-// could have if they ended differently; room for parts is bounded by them.
+// could have if they ended differently. They too have room in the workspace, of which the parts may take a third more
+// than those that are at work at once: what is documented of its size rests on that.
 inline SplitPlan plan_chunk_splits(int capacity, int64_t tiles, int64_t expected, int64_t places) {
   constexpr int kMinChunkKeys = 2 * kSplitGranule;
   int64_t const filling = places / (expected > 0 ? expected : 1);

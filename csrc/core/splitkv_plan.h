@@ -13,9 +13,24 @@
 
 namespace flashattn {
 
-constexpr int kMinShare = 4;    // key blocks of a decode tile that a thread block takes at least
+// Key blocks of a decode tile that a thread block takes at least. Beside chunks, which find less room on
+// multiprocessors that decode, more (H200, 2026-11-30, docs/tuning.md). Powers of two.
+constexpr int kMinShare = 2;
+constexpr int kMinShareBesideChunks = 4;
+// What cutting a tile costs, in key blocks: some, and one for so many rows (H200, 2026-11-30, docs/tuning.md).
+constexpr int kCutCost = 1;
+constexpr int kCutRows = 4;
 constexpr int kFewRows = 128;   // query rows of a sequence up to which it may be decoded in several tiles
-constexpr int kShortRows = 64;  // and up to which it would leave half of a chunk tile empty
+constexpr int kShortRows = 64;  // and up to which it leaves at least half of a chunk tile empty
+
+// How the list of work of one member of each team (core/work_list.h) is shared out. It has at least one tile.
+struct SharePlan {
+  FastDivisor tiles;
+  FastDivisor most;     // shares
+  int least = 1;        // entries of a share
+  int whole_tiles = 0;  // of a share, if none were cut; 0: they are few, and are cut
+  int cut_cost = 0;     // key blocks that are attended to in the time that cutting a tile costs, about
+};
 
 struct SplitkvPlan {
   ForwardPlan decode;  // one tile per sequence and group of heads; several where chunks are few (are_few)
@@ -25,13 +40,12 @@ struct SplitkvPlan {
   bool may_decode;  // whether a sequence can have that role
   bool may_chunk;
   SplitPlan split;        // as the caller asked; {1} when splits are automatic
-  SplitPlan chunk_split;  // of the chunks
+  SplitPlan chunk_split;  // of the chunks; the most, when splits are automatic
   int multiprocessors;
-  int shares = 0;            // automatic: thread blocks that take equal shares of the decode work (core/work_list.h)
-  FastDivisor team;          // thread blocks of one
-  int team_heads = 0;        // decode tiles of a token for each member of a team
-  int64_t member_tiles = 0;  // decode tiles, and shares, of a member
-  int member_shares = 1;
+  int shares = 0;      // automatic: thread blocks that take equal shares of the decode work (core/work_list.h)
+  FastDivisor team;    // thread blocks of one
+  int team_heads = 0;  // decode tiles of a token for each member of a team
+  SharePlan share;
   int64_t rows;  // query rows times heads
   FastDivisor page_size;
   float* out_partial = nullptr;  // given splits: (splits, rows, head_dim), in the workspace
@@ -109,7 +123,7 @@ inline int64_t expected_tiles(FlashFwdParams const& fwd, ForwardPlan const& plan
 }
 
 // Whether chunks suit tiles of half as many rows, `shorter`, which hold as many heads of a token: they are short, or
-// there is not one tile for each multiprocessor.
+// there is at most one tile for each multiprocessor.
 inline bool are_short(FlashFwdParams const& fwd, SplitkvPlan const& plan, ForwardPlan const& shorter) {
   int const pack = plan.chunk.row_map.pack();
   bool const half_empty = int64_t(fwd.shape.seqlen_q) * pack <= kShortRows;
@@ -152,14 +166,29 @@ inline void plan_roles(SplitkvPlan& plan, FlashSplitkvParams const& params, int 
   plan.may_decode = plan.rows > 0 && (fwd.lengths.cu_seqlens_q != nullptr || !plan.may_chunk);
 }
 
+// Of a list with so many tiles, of up to `rows` query rows, for at most `most` thread blocks.
+inline SharePlan plan_shares(int64_t tiles, int rows, int most, bool beside_chunks) {
+  int const count = static_cast<int>(std::clamp<int64_t>(tiles, 1, INT32_MAX));
+  SharePlan plan;
+  plan.tiles = FastDivisor(count);
+  plan.most = FastDivisor(most);
+  if (count < most) {
+    plan.least = beside_chunks ? kMinShareBesideChunks : kMinShare;
+  } else {
+    plan.whole_tiles = 1 + (count - 1) / most;  // rounded up
+  }
+  plan.cut_cost = kCutCost + rows / kCutRows;
+  return plan;
+}
+
 // As many thread blocks, in teams that divide their number and that of a token's decode tiles.
 inline void share_decode_work(SplitkvPlan& plan, Shape const& shape, int thread_blocks) {
   int const heads = shape.heads / plan.decode.row_map.pack(), team = heads > 0 ? std::gcd(heads, thread_blocks) : 1;
   plan.shares = thread_blocks;
   plan.team = FastDivisor(team);
   plan.team_heads = heads / team;
-  plan.member_tiles = plan.decode.tiles / team;
-  plan.member_shares = thread_blocks / team;
+  int const rows = std::min(shape.seqlen_q, plan.decode.tile_tokens) * plan.decode.row_map.pack();
+  plan.share = plan_shares(plan.decode.tiles / team, rows, thread_blocks / team, plan.may_chunk);
 }
 
 // Shares of the decode work, splits of the chunks, and room for the parts of what they cut.
@@ -172,8 +201,9 @@ inline void plan_automatic_splits(SplitkvPlan& plan, FlashFwdParams const& fwd, 
   // What a multiprocessor holds, or one where chunks want the rest.
   int const of_multiprocessor = plan.may_chunk ? 1 : decode_blocks(arch, decode, kernel_head_dim);
   share_decode_work(plan, shape, of_multiprocessor * plan.multiprocessors);
-  // A tile of one key block cannot be cut.
-  if (plan.may_decode && shape.seqlen_k > decode.n) {
+  if (shape.seqlen_k <= decode.n) {
+    plan.share.least = 1;  // a tile has one entry, which cannot be cut
+  } else if (plan.may_decode) {
     plan.decode_cuts = cut_tiles(pieces, plan.shares, 2, decode.m, shape.head_dim, plan.team.divisor());
   }
   int const of_chunks = plan.chunk_role == Role::kShortChunk ? std::max(chunk.blocks, kWaves) : kWaves;

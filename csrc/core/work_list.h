@@ -1,5 +1,6 @@
 // The work of the decode role as one list: the key blocks of its tiles, one after the other. Thread blocks take equal
-// shares of the list, so that no one waits for the longest sequence. Neighbouring thread blocks are a team: each has a
+// shares of the list, so that no one waits for the longest sequence. Few tiles have entries up to a multiple of the
+// smallest share: who has that many key blocks has them of one tile. Neighbouring thread blocks are a team: each has a
 // list of its own, of every team-th head, and as these lists are alike, a team walks through the same pages at the same
 // time, where thread blocks at different places would come back to them later (H200, 2026-11-30, docs/tuning.md).
 #pragma once
@@ -14,12 +15,13 @@ FA_HD int64_t divide(int64_t a, int64_t b) {
   bool const is_short = a <= INT32_MAX && b <= INT32_MAX;
   return is_short ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
 }
+FA_HD int64_t divide(int64_t a, FastDivisor const& b) { return a <= INT32_MAX ? b.quotient(a) : a / b.divisor(); }
 
-// A tile, and the position of its first key block in the list.
+// A tile, and the position of its first entry in the list.
 struct ListTile {
   SequenceInfo seq;
   WorkTile work;
-  int blocks;
+  int blocks;  // key blocks, and entries without one at the end
   int64_t begin;
 
   FA_HD int64_t end() const { return begin + blocks; }
@@ -32,7 +34,7 @@ class WorkList {
   FA_HD WorkList(FlashSplitkvParams const& params, SplitkvPlan const& plan, int block_n, int member)
       : params_(params), plan_(plan), block_n_(block_n), member_(member) {}
 
-  // Key blocks of one sequence over all heads of the list.
+  // Entries of one sequence over all heads of the list.
   FA_HD int64_t length(int batch) const {
     SequenceInfo const seq = cache_sequence_info(params_, batch);
     if (plan_.may_chunk && !is_decoded(seq, plan_.decode)) { return 0; }
@@ -66,7 +68,8 @@ class WorkList {
   FA_HD int blocks(SequenceInfo const& seq, int m_block) const {
     VisibleBand const band = visible_band(seq.len_q, seq.len_k, params_.fwd.window);
     int const count = QueryTile(seq, plan_.decode, {seq.batch, 0, m_block}).visible_blocks(band, block_n_).count();
-    return count > 0 ? count : 1;
+    int const least = plan_.share.least;
+    return ((count > 0 ? count : 1) + least - 1) & -least;
   }
 
   FlashSplitkvParams const& params_;
@@ -94,19 +97,25 @@ struct SharePart {
   FA_HD int64_t slot(int thread_block) const { return 2 * int64_t(thread_block) + begins_tile; }
 };
 
-// A list of `total` entries in equal shares, of which the last may be smaller: at most `most` of them, and no
-// more than leave min_share entries, or a whole tile, for each.
+// A list of `total` entries in equal shares, of which the last may be smaller: as many as `plan` has at most, or fewer
+// where that leaves too few entries for each, or saves cutting tiles.
 struct Shares {
   int64_t total;
   int64_t size;
 
-  FA_HD Shares(int64_t total_, int64_t tiles, int most, int min_share) : total(total_) {
-    int64_t const least = tiles < most ? min_share : 1;
-    size = divide(total + most - 1, most);
-    size = size > least ? size : least;
-    // A few short tiles: one for each share, rather than min_share entries.
-    if (tiles > 0 && tiles < most && size * tiles > total) { size = divide(total + tiles - 1, tiles); }
-    size = size > 1 ? size : 1;
+  FA_HD Shares(int64_t total_, SharePlan const& plan) : total(total_) {
+    size = divide(total + plan.most.divisor() - 1, plan.most);
+    size = size > plan.least ? size : plan.least;
+    if (plan.whole_tiles == 0) {
+      // Tiles that are two of the smallest shares, on average: whole ones.
+      int64_t const two = 2 * plan.least;
+      if (size > plan.least && size < two && total <= two * plan.tiles.divisor()) { size = two; }
+    } else {
+      // Tiles of one length, as far as their number and sum tell, of which a share has nearly a whole number: a whole
+      // number, and none is cut.
+      int64_t const tile = divide(total, plan.tiles), whole = tile * plan.whole_tiles;
+      if (tile * plan.tiles.divisor() == total && whole - size <= plan.cut_cost) { size = whole > 1 ? whole : 1; }
+    }
   }
 
   FA_HD int64_t begin(int share) const { return share * size < total ? share * size : total; }
@@ -118,9 +127,7 @@ struct Shares {
   }
 };
 
-// Of a list of `total` key blocks, for one member of each team.
-FA_HD Shares team_shares(SplitkvPlan const& plan, int64_t total) {
-  return Shares(total, plan.member_tiles, plan.member_shares, kMinShare);
-}
+// Of a list of `total` entries, for one member of each team.
+FA_HD Shares team_shares(SplitkvPlan const& plan, int64_t total) { return Shares(total, plan.share); }
 
 }  // namespace flashattn

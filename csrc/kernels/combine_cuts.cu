@@ -12,10 +12,11 @@ namespace {
 // The cut tiles of one role, and how the lanes of a warp share a row.
 struct RoleMerge {
   CutTiles cuts;
-  int lanes;
+  int log2_lanes;
   FastDivisor slices;
 
-  RoleMerge(CutTiles const& tiles, MergePlan const& plan) : cuts(tiles), lanes(plan.lanes), slices(plan.slices) {}
+  RoleMerge(CutTiles const& tiles, MergePlan const& plan)
+      : cuts(tiles), log2_lanes(plan.log2_lanes), slices(plan.slices) {}
 };
 
 // 16 bytes if they are wanted, otherwise zeros. Without a branch, so that the instructions have been fetched before
@@ -104,19 +105,31 @@ struct Place {
 
 // All rows of the cut tiles of a role, one after the other. A lane has every 32nd entry.
 class CutRows {
+  static constexpr int kFirst = 12;  // entries of a lane: all up to 384 thread blocks or chunk tiles
+
  public:
-  // Without `exists` as if no tile had been cut.
-  __device__ CutRows(CutTiles const& cuts, bool exists) : sizes_(cuts.sizes) {
-    int const entries = exists ? cuts.entries : 0;
-    int first = threadIdx.x % kLanes;
-    do {
+  // The rows of this lane's first entries; those of both roles are asked for before any are added up.
+  struct First {
+    int rows[kFirst];
+
+    // Without `exists` as if no tile had been cut.
+    __device__ First(CutTiles const& cuts, bool exists) {
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        int const entry = first + i * kLanes;
-        end_ += entry < entries ? sizes_[entry].rows : 0;
+      for (int i = 0; i < kFirst; ++i) {
+        int const entry = threadIdx.x % kLanes + i * kLanes;
+        rows[i] = exists && entry < cuts.entries ? cuts.sizes[entry].rows : 0;
       }
-      first += kAtOnce * kLanes;
-    } while (first < entries);
+    }
+  };
+
+  __device__ CutRows(CutTiles const& cuts, bool exists, First const& first) : sizes_(cuts.sizes) {
+#pragma unroll
+    for (int i = 0; i < kFirst; ++i) { end_ += first.rows[i]; }
+    if (exists) {
+      for (int entry = threadIdx.x % kLanes + kFirst * kLanes; entry < cuts.entries; entry += kLanes) {
+        end_ += sizes_[entry].rows;
+      }
+    }
     begin_ = -end_;
     for (int distance = 1; distance < kLanes; distance *= 2) {
       int const other = __shfl_up_sync(0xffffffff, end_, distance);
@@ -147,84 +160,42 @@ class CutRows {
   }
 
  private:
-  static constexpr int kAtOnce = 12;  // entries of a lane: all of them on GPUs of up to 192 multiprocessors
-
   CutTiles::Size const* sizes_;
   int begin_ = 0;  // this lane's rows
   int end_ = 0;
 };
 
-// The log-sum-exp of the parts of a row, and how much each counts.
-class Weights {
- public:
-  // `own_lse` is that of the part with this lane's number.
-  __device__ Weights(RowParts const& row, int parts, float own_lse)
-      : row_(row), parts_(parts), lane_(threadIdx.x % kLanes), own_lse_(own_lse), maximum_(-kInfinity) {
-    // fmaxf passes over NaN, but the sum of weights does not, so a NaN in lse reaches out and lse.
-    for (int part = lane_; part < parts; part += kLanes) {
-      float const lse = part < kLanes ? own_lse_ : lse_of(part);
-      if (!is_empty_part(lse)) { maximum_ = fmaxf(maximum_, lse); }
-    }
-    maximum_ = warp_max(maximum_);
-  }
-
-  // Of the part `base` plus this lane's number. Each part is asked for once.
-  __device__ float take(int base) {
-    float const lse = base == 0 ? own_lse_ : lse_of(base + lane_);
-    float const weight = part_weight(lse, subtrahend(maximum_));
-    own_total_ += weight;
-    return weight;
-  }
-
-  // When all have been taken.
-  __device__ float total() const { return warp_sum(own_total_); }
-  __device__ float lse(float total) const { return total == 0.f ? -kInfinity : maximum_ + logf(total); }
-
- private:
-  __device__ float lse_of(int part) const { return row_.lse(part, parts_); }
-
-  RowParts const& row_;
-  int const parts_;
-  int const lane_;
-  float const own_lse_;
-  float maximum_;
-  float own_total_ = 0.f;
-};
-
 // A slice of a row; of no parts, nothing.
 __device__ void merge(FlashFwdParams const& p, RoleMerge const& role, Place const& place, int slice) {
   constexpr int kAtOnce = kMergeParts;
-  int const lane = threadIdx.x % kLanes, groups = kLanes / role.lanes, group = lane / role.lanes;
-  int const column = (slice * role.lanes + lane - group * role.lanes) * kMergeColumns;
+  LaneGroups const groups(role.log2_lanes);
+  int const column = slice * groups.lanes * kMergeColumns + groups.column;
   bool const exists = place.parts > 0 && column < p.shape.head_dim;
   // All are on their way before anybody knows what they count.
   RowParts const row(role.cuts, place.entry, place.row, p.shape.head_dim);
-  float const own_lse = row.lse(lane, place.parts);
+  float const own_lse = row.lse(threadIdx.x % kLanes, place.parts);
   float4 values[kAtOnce];
-  row.load(values, group, groups, exists ? place.parts : 0, column);
+  row.load(values, groups.group, groups.count, exists ? place.parts : 0, column);
   QueryTile tile;
   if (place.parts > 0) { tile = load_at_once(&role.cuts.tiles[place.entry]); }
-  Weights weights(row, place.parts, own_lse);
+  Weights<RowParts> weights(row, place.parts, own_lse);
   float4 sum{};
   float own_weight = weights.take(0);
   for (int first = 0;;) {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      float const weight = __shfl_sync(0xffffffff, own_weight, first % kLanes + i * groups + group);
+      float const weight = __shfl_sync(0xffffffff, own_weight, first % kLanes + i * groups.count + groups.group);
       sum.x += weight * values[i].x, sum.y += weight * values[i].y;
       sum.z += weight * values[i].z, sum.w += weight * values[i].w;
     }
-    first += kAtOnce * groups;
+    first += kAtOnce * groups.count;
     if (first >= place.parts) { break; }
-    row.load(values, first + group, groups, exists ? place.parts : 0, column);
+    row.load(values, first + groups.group, groups.count, exists ? place.parts : 0, column);
     if (first % kLanes == 0) { own_weight = weights.take(first); }
   }
-  for (int distance = kLanes / 2; distance >= role.lanes; distance /= 2) {
-    sum.x += __shfl_xor_sync(0xffffffff, sum.x, distance), sum.y += __shfl_xor_sync(0xffffffff, sum.y, distance);
-    sum.z += __shfl_xor_sync(0xffffffff, sum.z, distance), sum.w += __shfl_xor_sync(0xffffffff, sum.w, distance);
-  }
+  sum = groups.add_up(sum);
   float const total = weights.total(), factor = total == 0.f ? 0.f : reciprocal_fast(total);
-  if (exists && group == 0) {
+  if (exists && groups.group == 0) {
     float const out[kMergeColumns] = {sum.x * factor, sum.y * factor, sum.z * factor, sum.w * factor};
     store(p.out.data, p.dtype, tile.offset(p.out, place.row) + column, out);
     if (column == 0 && p.lse != nullptr) { p.lse[tile.lse_index(p.shape, p.lengths, place.row)] = weights.lse(total); }
@@ -243,10 +214,12 @@ __global__ void __launch_bounds__(kMergeWarps* kLanes, kMergeBlocks + 1)
   for (int pass = 0; pass < 2; ++pass) {
     bool const exists = pass > 0;
     if (exists) { wait_for_previous_kernel(); }
-    CutRows const decode_rows(decode.cuts, exists), chunk_rows(chunk.cuts, exists);
+    CutRows::First const decode_first(decode.cuts, exists), chunk_first(chunk.cuts, exists);
+    CutRows const decode_rows(decode.cuts, exists, decode_first), chunk_rows(chunk.cuts, exists, chunk_first);
     int const decode_end = decode_rows.count() * decode.slices.divisor();
     int const end = decode_end + chunk_rows.count() * chunk.slices.divisor();
     int index = warp;  // of a slice
+    if (exists && index >= end) { return; }
     do {
       bool const is_chunk = index >= decode_end;
       RoleMerge const& role = is_chunk ? chunk : decode;

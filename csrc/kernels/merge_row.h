@@ -1,4 +1,4 @@
-// How a warp merges the parts of one row.
+// What the two merges have in common: a warp merges the parts of a row, or of a slice of its columns.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "core/combine_weight.h"
+#include "core/merge_plan.h"
 #include "flashattn/params.h"
 
 namespace flashattn {
@@ -47,46 +48,71 @@ __device__ inline float warp_sum(float x) {
   return x;
 }
 
-struct MergedRow {
-  float out;  // of this lane's column
-  float lse;
+// The lanes of a warp in groups. The lanes of a group have kMergeColumns columns each, and every group other parts.
+struct LaneGroups {
+  int lanes;   // of a group
+  int count;   // groups
+  int group;   // of this lane
+  int column;  // the first of this lane, in the slice that the groups have
+
+  __device__ explicit LaneGroups(int log2_lanes) : lanes(1 << log2_lanes), count(kLanes >> log2_lanes) {
+    int const lane = threadIdx.x % kLanes;
+    group = lane >> log2_lanes;
+    column = (lane - group * lanes) * kMergeColumns;
+  }
+
+  // Over the groups; each of them has it then.
+  __device__ float4 add_up(float4 x) const {
+    for (int distance = kLanes / 2; distance >= lanes; distance /= 2) {
+      x.x += __shfl_xor_sync(0xffffffff, x.x, distance), x.y += __shfl_xor_sync(0xffffffff, x.y, distance);
+      x.z += __shfl_xor_sync(0xffffffff, x.z, distance), x.w += __shfl_xor_sync(0xffffffff, x.w, distance);
+    }
+    return x;
+  }
 };
 
-// `parts` tells where part s of the row lies: parts.lse(s) is its log-sum-exp, parts.load(s) this lane's column of it.
-// An empty part is not read.
+// The log-sum-exp of the parts of a row, and how much each counts.
 template <class Parts>
-__device__ MergedRow merge_row(Parts const& parts, int count, int lane, bool column_exists) {
-  constexpr int kAtOnce = 16;  // parts that are on their way before the first is needed
-  float const own_lse = lane < count ? parts.lse(lane) : -kInfinity;
-  auto const lse_of = [&](int s) { return s < kLanes ? own_lse : (s < count ? parts.lse(s) : -kInfinity); };
-
-  // fmaxf passes over NaN, but the sum of weights does not, so a NaN in lse reaches out and lse.
-  float maximum = -kInfinity;
-  for (int s = lane; s < count; s += kLanes) {
-    if (!is_empty_part(lse_of(s))) { maximum = fmaxf(maximum, lse_of(s)); }
-  }
-  maximum = warp_max(maximum);
-
-  float sum = 0.f, own_total = 0.f;
-  for (int base = 0; base < count; base += kLanes) {  // a lane knows the weight of one part
-    float const own_weight = part_weight(lse_of(base + lane), subtrahend(maximum));
-    // Also a part whose weight has become 0: what is not finite in it reaches out, as it does without splits.
-    unsigned const counted = __ballot_sync(0xffffffff, !is_empty_part(lse_of(base + lane)));
-    own_total += own_weight;
-    for (int first = 0; first < kLanes && counted >> first != 0; first += kAtOnce) {
-      float values[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        bool const is_read = column_exists && (counted >> (first + i) & 1);
-        values[i] = is_read ? parts.load(base + first + i) : 0.f;
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) { sum += __shfl_sync(0xffffffff, own_weight, first + i) * values[i]; }
+class Weights {
+ public:
+  // `own_lse` is that of the part with this lane's number.
+  __device__ Weights(Parts const& row, int parts, float own_lse)
+      : row_(row),
+        parts_(parts),
+        lane_(threadIdx.x % kLanes),
+        first_lse_(own_lse),
+        lse_(own_lse),
+        maximum_(-kInfinity) {
+    // fmaxf passes over NaN, but the sum of weights does not, so a NaN in lse reaches out and lse.
+    for (int part = lane_; part < parts; part += kLanes) {
+      float const lse = part < kLanes ? own_lse : row_.lse(part, parts);
+      if (!is_empty_part(lse)) { maximum_ = fmaxf(maximum_, lse); }
     }
+    maximum_ = warp_max(maximum_);
   }
-  float const total = warp_sum(own_total);
-  float const factor = total == 0.f ? 0.f : reciprocal_fast(total);
-  return {sum * factor, total == 0.f ? -kInfinity : maximum + logf(total)};
-}
+
+  // Of the part `base` plus this lane's number. Each part is asked for once.
+  __device__ float take(int base) {
+    lse_ = base == 0 ? first_lse_ : row_.lse(base + lane_, parts_);
+    float const weight = part_weight(lse_, subtrahend(maximum_));
+    own_total_ += weight;
+    return weight;
+  }
+  // Of those that were taken last, a bit each: which are not empty.
+  __device__ unsigned not_empty() const { return __ballot_sync(0xffffffff, !is_empty_part(lse_)); }
+
+  // When all have been taken.
+  __device__ float total() const { return warp_sum(own_total_); }
+  __device__ float lse(float total) const { return total == 0.f ? -kInfinity : maximum_ + logf(total); }
+
+ private:
+  Parts const& row_;
+  int const parts_;
+  int const lane_;
+  float const first_lse_;
+  float lse_;
+  float maximum_;
+  float own_total_ = 0.f;
+};
 
 }  // namespace flashattn

@@ -151,6 +151,7 @@ class Epilogue {
   template <class Coord>
   CUTE_DEVICE static constexpr int part_at(Coord const& at) {
     constexpr int kGroups = Traits::kHeadDim % 64 == 0 ? 8 : 4;
+    static_assert(Traits::kHeadDim % (8 * kGroups) == 0);
     int const row = cute::get<0>(at), column = cute::get<1>(at);
     return row * Traits::kHeadDim + (column ^ row % kGroups * 8);
   }

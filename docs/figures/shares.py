@@ -31,7 +31,7 @@ def draw():
             box(ax, entry, 0, 1, 1, COLORS[sequence])
         ax.text(at + count / 2, -0.25, f"seq {sequence}", ha="center", fontsize=7)
         at += count
-    assert at == work.key_blocks and work.team == 1
+    assert at == work.entries and work.team == 1
     for share in range(work.busy):
         begin, end = share * work.share, min((share + 1) * work.share, at)
         ax.plot([begin, begin], [-0.2, 2.2], color=INK, lw=2)

@@ -226,8 +226,8 @@ TEST(SplitkvPlan, ShortChunksHaveShortTiles) {
   EXPECT_EQ(plan.chunk_role, Role::kShortChunk);
   EXPECT_EQ(flashattn::expected_tiles(params.fwd, plan.chunk), 8 * 7);
   EXPECT_EQ(plan.chunk.tiles, 8 * (7 + 17));
-  EXPECT_EQ(plan.chunk_split.splits,
-            2);  // 7 would fill the GPU, but need room for 7 parts of 192 tiles
+  // 7 would fill the GPU, but need room for 7 parts of 192 tiles
+  EXPECT_EQ(plan.chunk_split.splits, 2);
 }
 
 // The lanes of a warp that have columns cover a row in as few slices as they can; the other lanes
@@ -237,22 +237,22 @@ TEST(MergePlan, LanesFollowRowsAndParts) {
     for (int64_t rows : {1, 32, 2048, 100000}) {
       for (int64_t parts : {1, 4, 5, 33, 300}) {
         MergePlan const plan = flashattn::plan_merge(head_dim, rows, parts, 2112);
-        EXPECT_EQ(32 % plan.lanes, 0);
-        EXPECT_LE(32 / plan.lanes * flashattn::kMergeParts, 32);  // weights that a warp knows
-        int const columns = plan.lanes * flashattn::kMergeColumns;
+        EXPECT_EQ(32 % plan.lanes(), 0);
+        EXPECT_LE(32 / plan.lanes() * flashattn::kMergeParts, 32);  // weights that a warp knows
+        int const columns = plan.lanes() * flashattn::kMergeColumns;
         EXPECT_GE(plan.slices * columns, head_dim);
         EXPECT_LT((plan.slices - 1) * columns, head_dim);
-        if (parts <= flashattn::kMergeParts && head_dim > 64) { EXPECT_EQ(plan.lanes, 32); }
-        if (rows >= 2112 && plan.lanes > flashattn::kMinMergeLanes) {
-          EXPECT_LT((plan.lanes / 2) * flashattn::kMergeColumns, head_dim > 128 ? 128 : head_dim);
+        if (parts <= flashattn::kMergeParts && head_dim > 64) { EXPECT_EQ(plan.lanes(), 32); }
+        if (rows >= 2112 && plan.lanes() > flashattn::kMinMergeLanes) {
+          EXPECT_LT((plan.lanes() / 2) * flashattn::kMergeColumns, head_dim > 128 ? 128 : head_dim);
         }
       }
     }
   }
-  EXPECT_EQ(flashattn::plan_merge(128, 32, 33, 2112).lanes,
-            flashattn::kMinMergeLanes);                           // batch 1: 32 parts at once
-  EXPECT_EQ(flashattn::plan_merge(128, 512, 17, 2112).lanes, 8);  // 2048 warps
-  EXPECT_EQ(flashattn::plan_merge(128, 2048, 2, 2112).lanes, 32);
+  EXPECT_EQ(flashattn::plan_merge(128, 32, 33, 2112).lanes(),
+            flashattn::kMinMergeLanes);                             // batch 1: 32 parts at once
+  EXPECT_EQ(flashattn::plan_merge(128, 512, 17, 2112).lanes(), 8);  // 2048 warps
+  EXPECT_EQ(flashattn::plan_merge(128, 2048, 2, 2112).lanes(), 32);
 }
 
 TEST(MergePlan, ThreadBlocksForAllRowsOrAllThatFit) {

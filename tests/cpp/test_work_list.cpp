@@ -54,7 +54,8 @@ struct Problem {
 
 using TileKey = std::tuple<int, int, int>;  // sequence, head, query tile
 
-// Key blocks of every tile of the decode role; a tile without keys counts as one.
+// Entries of every tile of the decode role: its key blocks, a tile without keys counting as one, up
+// to a multiple of the smallest share.
 std::map<TileKey, int> expected_blocks(FlashSplitkvParams const& p, SplitkvPlan const& plan) {
   std::map<TileKey, int> expected;
   for (int b = 0; b < p.fwd.shape.batch; ++b) {
@@ -66,7 +67,9 @@ std::map<TileKey, int> expected_blocks(FlashSplitkvParams const& p, SplitkvPlan 
           flashattn::visible_band(seq.len_q, seq.len_k, p.fwd.window);
       int const count = flashattn::visible_blocks(band, first, last, kBlock).count();
       for (int head = 0; head < p.fwd.shape.heads / plan.decode.row_map.pack(); ++head) {
-        expected[{b, head, first / plan.decode.tile_tokens}] = std::max(count, 1);
+        int const least = plan.share.least;
+        expected[{b, head, first / plan.decode.tile_tokens}] =
+            (std::max(count, 1) + least - 1) / least * least;
       }
     }
   }
@@ -124,8 +127,8 @@ void expect_shares_cover(Problem const& problem, int most) {
   EXPECT_EQ(covered, total * team);
   EXPECT_TRUE(seen == expected_blocks(p, plan));
   int64_t const shares_of_list = most / team;
-  EXPECT_LE(largest,
-            std::max<int64_t>((total + shares_of_list - 1) / shares_of_list, flashattn::kMinShare));
+  int64_t const equal = (total + shares_of_list - 1) / shares_of_list;
+  EXPECT_LE(largest, std::max<int64_t>(equal + plan.share.cut_cost, plan.share.least));
 
   std::set<int64_t> used;
   EXPECT_EQ(cut.size(), slots.size());
@@ -211,16 +214,81 @@ TEST(WorkList, AnyNumberOfHeadsHasTeams) {
   }
 }
 
-// A few short tiles: each has a thread block to itself.
+// A few short tiles: each has a thread block to itself, whatever its length.
 TEST(WorkList, ShortTilesAreNotQueuedBehindEachOther) {
-  Shares const shares(/*total=*/8, /*tiles=*/8, /*most=*/264, flashattn::kMinShare);
-  for (int share = 0; share < 8; ++share) { EXPECT_EQ(shares.end(share) - shares.begin(share), 1); }
-  EXPECT_EQ(shares.begin(8), 8);
+  Problem const problem{
+      .len_q = {1, 1, 1, 1}, .len_k = {1, 64, 65, 128}, .heads = 1, .heads_kv = 1};
+  FlashSplitkvParams const p = problem.params();
+  SplitkvPlan const plan = flashattn::plan_splitkv(p, 90, 128, 132);
+  WorkList const list(p, plan, kBlock, /*member=*/0);
+  int64_t total = 0;
+  for (int b = 0; b < 4; ++b) { total += list.length(b); }
+  Shares const shares = flashattn::team_shares(plan, total);
+  for (int b = 0; b < 4; ++b) {
+    ListTile const tile = find(list, 4, shares.begin(b));
+    EXPECT_EQ(tile.work.batch, b);
+    EXPECT_EQ(tile.begin, shares.begin(b));
+    EXPECT_EQ(tile.end(), shares.end(b));
+  }
+  EXPECT_EQ(shares.begin(4), total);
+}
+
+// Tiles of one length, of which each share has nearly two: exactly two, and none is cut; but not
+// where the share would grow by more than a cut costs.
+TEST(WorkList, NearlyWholeTilesAreNotCut) {
+  auto const size = [](int blocks, int tiles, int rows, int most = 33) {
+    return Shares(int64_t(blocks) * tiles, flashattn::plan_shares(tiles, rows, most, false)).size;
+  };
+  EXPECT_EQ(size(32, 64, /*rows=*/4), 64);    // instead of 63
+  EXPECT_EQ(size(64, 64, /*rows=*/4), 125);   // 128 would be 3 more than an equal share
+  EXPECT_EQ(size(64, 64, /*rows=*/16), 128);  // but more rows cost more to merge
+  EXPECT_EQ(size(128, 64, /*rows=*/16), 249);
+  EXPECT_EQ(size(7, 6, /*rows=*/16), 2);  // fewer tiles than shares: thread blocks would be idle
+  EXPECT_EQ(Shares(2049, flashattn::plan_shares(64, 4, 33, false)).size,
+            63);  // not all of one length
+}
+
+// Few tiles are cut into pieces of two key blocks, of four beside chunks.
+TEST(WorkList, SmallSharesAreLargerBesideChunks) {
+  for (bool const beside_chunks : {false, true}) {
+    Shares const shares(40, flashattn::plan_shares(/*tiles=*/1, /*rows=*/4, 33, beside_chunks));
+    EXPECT_EQ(shares.size, beside_chunks ? 4 : 2);
+  }
+}
+
+// Tiles that need two of the smallest shares are not cut in three.
+TEST(WorkList, ShortTilesAreNotCut) {
+  for (int entries : {7, 20, 30, 33}) {  // of tiles of 8 entries
+    Shares const shares(8 * entries,
+                        flashattn::plan_shares(entries, 4, 34, /*beside_chunks=*/true));
+    EXPECT_EQ(shares.size, entries > 17 ? 8 : 4);
+  }
+  Shares const longer(9 * 20, flashattn::plan_shares(20, 4, 34, /*beside_chunks=*/true));
+  EXPECT_EQ(longer.size, 6);
+}
+
+// Where a sequence has no more than one key block nothing can be cut, and there is no room for it,
+// also when sequences are longer than the caller said, so that there are more tiles than planned.
+TEST(WorkList, SingleKeyBlocksAreNotCut) {
+  Problem problem{.len_q = {136}, .len_k = {64}, .heads = 32, .heads_kv = 8, .seqlen_q = 1};
+  FlashSplitkvParams p = problem.params();
+  p.fwd.shape.seqlen_k = kBlock;
+  SplitkvPlan const plan = flashattn::plan_splitkv(p, 90, 128, 132);
+  EXPECT_EQ(plan.decode_cuts.entries, 0);
+  EXPECT_FALSE(plan.merges());
+  WorkList const list(p, plan, kBlock, /*member=*/0);
+  int64_t const total = list.length(0);
+  EXPECT_EQ(total, 34 * plan.team_heads);
+  Shares const shares = flashattn::team_shares(plan, total);
+  for (int64_t at = 0; at < total; ++at) {
+    ListTile const tile = list.tile_at(0, 0, at);
+    EXPECT_TRUE(SharePart(tile, at, shares.end(static_cast<int>(at / shares.size))).is_whole());
+  }
 }
 
 TEST(WorkList, LongListsDoNotOverflow) {
   int64_t const total = (int64_t(1) << 31) * 65536;
-  Shares const shares(total, 1 << 20, 264, flashattn::kMinShare);
+  Shares const shares(total, flashattn::plan_shares(1 << 20, /*rows=*/4, 264, false));
   EXPECT_EQ(shares.begin(0), 0);
   EXPECT_EQ(shares.end(263), total);
   EXPECT_LE(shares.size, total / 264 + 1);
@@ -232,6 +300,9 @@ TEST(Divide, ShortAndLong) {
                     int64_t(1) << 50}) {
     for (int64_t b : {int64_t(1), int64_t(7), int64_t(64), int64_t(INT32_MAX), int64_t(1) << 33}) {
       EXPECT_EQ(flashattn::divide(a, b), a / b);
+      if (b <= INT32_MAX) {
+        EXPECT_EQ(flashattn::divide(a, flashattn::FastDivisor(static_cast<int>(b))), a / b);
+      }
     }
   }
 }

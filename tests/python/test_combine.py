@@ -145,6 +145,41 @@ def test_nothing_to_combine(shape, device):
     assert got.shape == out.shape[1:] and got_lse.shape == lse.shape[1:]
 
 
+@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=SHORT_NAMES.get)
+@pytest.mark.parametrize("d", [1, 3, 33, 65, 130, 1030])
+def test_any_head_dim_and_alignment(d, dtype, device):
+    """Rows that begin anywhere are read and written in elements instead of pieces."""
+    out, lse = parts(6, (2, 5, 3), d, device, dtype=dtype)
+    memory = torch.zeros(out.numel() + 1, device=device, dtype=dtype)
+    moved = memory[1:].view(out.shape).copy_(out)
+    check(flash_combine(moved, lse), out, lse, dtype)
+    result = torch.full((2, 5, 3, d + 1), torch.nan, device=device, dtype=dtype)
+    flash_combine(moved, lse, out=result[..., :d])
+    assert torch.equal(result[..., :d], flash_combine(moved, lse)[0])
+    assert result[..., d].isnan().all()
+
+
+def test_very_many_columns(device):
+    out, lse = parts(2, (1, 1, 1), 9_000_001, device)
+    check(flash_combine(out, lse), out, lse, F32)
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=SHORT_NAMES.get)
+@pytest.mark.parametrize("d", [8, 32, 64, 128, 256])
+def test_bits_do_not_depend_on_how_many_empty_parts_follow(d, dtype, device):
+    """Nor on other rows: what `split_size` promises of capacities and batches rests on it."""
+    out, lse = parts(40, (2, 3, 4), d, device, dtype=dtype)
+    for full in (1, 3, 4, 5, 20, 33):
+        lse[full:] = -torch.inf
+        want = flash_combine(out[:full], lse[:full])
+        for count in (full + 1, 40):
+            got = flash_combine(out[:count], lse[:count])
+            assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+        one = flash_combine(out[:full, 1:, 2:], lse[:full, 1:, :, 2:])
+        assert torch.equal(one[0], want[0][1:, 2:]) and torch.equal(one[1], want[1][1:, :, 2:])
+        lse = parts(40, (2, 3, 4), d, device, dtype=dtype)[1]
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 3e4])
 def test_far_apart_scores(scale, device):
     """lse of any size: weights neither overflow nor turn into NaN."""

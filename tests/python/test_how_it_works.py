@@ -76,7 +76,7 @@ def test_picture_of_shares_has_the_numbers_of_the_page():
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import shares;"
         "work, block = shares.decode_work();"
-        "print(block, work.key_blocks, work.tiles, work.busy, work.share, work.cut, work.team)"
+        "print(block, work.entries, work.tiles, work.busy, work.share, work.cut, work.team)"
     )
     command = [sys.executable, "-c", code, FIGURES]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)

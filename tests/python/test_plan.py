@@ -37,7 +37,7 @@ def test_decode_by_hand():
     assert made.launches == (
         Launch(
             "flash_fwd_splitkv_kernel", "decode", (264, 1, 1), 4, (16, 64), 4, 3, smem, None,
-            Shares(tiles=512, key_blocks=65536, size=249, busy=264, cut=8 * 32, team=8),
+            Shares(tiles=512, entries=65536, size=249, busy=264, cut=8 * 32, team=8),
         ),
         # A row of 2048 for each warp: 512 thread blocks of 4 warps.
         Launch("flash_fwd_splitkv_combine_cuts_kernel", "merge", (512, 1, 1), 4),
@@ -133,8 +133,10 @@ def test_a_mixed_batch_runs_two_kernels_side_by_side():
     decode, chunk, merge = made.launches
     assert (decode.role, chunk.role, merge.role) == ("decode", "short chunk", "merge")
     assert decode.grid == (132, 1, 1)  # chunks want the rest of the multiprocessors
-    # sequences 0 and 2: 15 blocks of 64 keys and 1, in two key/value heads
-    assert decode.shares.tiles == 4 and decode.shares.key_blocks == 2 * (15 + 1)
+    # sequences 0 and 2: 15 blocks of 64 keys and 1, in two key/value heads; of each place for a
+    # multiple of 4, as few tiles are shared out in pieces of 4 beside chunks
+    assert decode.shares.tiles == 4 and decode.shares.entries == 2 * (16 + 4)
+    assert decode.shares.size == 4 and decode.shares.busy == 10
     tokens = 64 // 4
     assert chunk.grid == (2 * (203 // tokens + 3), min(ceil(912 / 128), chunk.splits), 1)
 
@@ -189,7 +191,7 @@ def test_given_splits(num_splits):
         assert len(made.launches) == 1 and made.workspace_bytes == 0
         return
     assert made.workspace_bytes == aligned(num_splits * rows * 128 * 4, num_splits * rows * 4)
-    merge = Launch("flash_fwd_splitkv_combine_kernel", "merge", (rows * 4 // 4, 1, 1), 4)
+    merge = Launch("flash_fwd_splitkv_combine_kernel", "merge", (rows // 4, 1, 1), 4)
     assert made.launches[1] == merge
 
 

@@ -43,18 +43,18 @@ def test_text_of_a_staircase(capsys):
 
 
 def test_text_of_shares(capsys):
-    """Four thread blocks for 15 key blocks of a head, and as many between them for the other head:
-    a team of two."""
+    """Eight thread blocks for 15 key blocks of a head, two for each but the last, and as many
+    between them for the other head: a team of two."""
     assert text_of(capsys, DECODE) == [
         "flash_fwd_splitkv_kernel, decode: tiles of 16 rows x 64 keys",
         "# clean  + masked  . skipped",
         "sequence heads queries key blocks       thread block",
-        "0        0-3   0       ##############+  0-6 by 2",
-        "                       0   2   4   6",
-        "0        4-7   0       ##############+  1-7 by 2",
-        "                       1   3   5   7",
-        "1        0-3   0       #                6",
-        "1        4-7   0       #                7",
+        "0        0-3   0       ##############+  0-14 by 2",
+        "                       0 2 4 6 8 10  14",
+        "0        4-7   0       ##############+  1-15 by 2",
+        "                       1 3 5 7 9 11  15",
+        "1        0-3   0       #                16",
+        "1        4-7   0       #                17",
     ]
 
 

@@ -51,6 +51,24 @@ def test_c101_graph_over_other_query_lengths(splits):
     call.compare(out, lse)
 
 
+SHARES = [
+    # On 132 multiprocessors the last share of 93 and of 155 key blocks has an entry without one.
+    *(dense_cache(1, 64 * 31 * size, heads=(32, 8), sinks="fp32") for size in (1, 3, 5)),
+    # All of one length, of which each thread block has two; then one with a key block more.
+    *(dense_cache(1, *[100] * 33, last, heads=(32, 8), page=16) for last in (100, 129)),
+    dense_cache(4, *[250] * 66, heads=(32, 8), causal=True),
+    # Beside a chunk, tiles of five key blocks; then short and long ones.
+    packed_cache(*[(1, 300)] * 10, (100, 300), heads=(32, 8), causal=True),
+    packed_cache((1, 70), (1, 300), (1, 1), (1, 1000), (100, 400), heads=(32, 8), causal=True),
+]
+
+
+@pytest.mark.parametrize("case", SHARES, ids=str)
+def test_shares_of_all_kinds(case):
+    call = case.but(d=128).build("cuda")
+    call.compare(*call.run())
+
+
 def test_graph_that_appends_grows_the_sequence():
     """Each replay writes a token where the length says, and the length moves on the device."""
     call = dense_cache(1, 30, 7, new=1, rotary=1.0, causal=True, page=16).build("cuda")

@@ -2,7 +2,9 @@
 //
 // Every function throws InvalidArgument for arguments that break its contract, Unsupported for
 // what this build or device cannot do, and CudaError when a launch fails (error.h). Nothing is
-// launched and nothing is written before the checks have passed.
+// launched and nothing is written before the checks have passed. Threads may call at the same time;
+// calls that share a workspace have to follow each other on one stream. The first launch of a
+// kernel loads it, so a call of the same kind has to come before the capture of a CUDA graph.
 #pragma once
 
 #include <cstddef>

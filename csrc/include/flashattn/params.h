@@ -1,7 +1,10 @@
 // The arguments of the C++ API: plain structs of pointers, sizes and strides.
 //
 // Strides count elements and are 64 bit. The last dimension (head dim) always has stride 1.
-// A null pointer means that the feature is absent.
+// A null pointer means that the feature is absent. Addresses and strides of q, k, v and out are
+// multiples of 16 bytes, those of flash_combine of an element. A sequence has at most 2^30 rows, a
+// call 65535 heads and 2^36 rows times heads; where parts of given splits are merged on a GPU, and
+// in flash_combine, less than 2^31.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +34,7 @@ struct Shape {
   int heads_kv = 0;  // of k and v; divides heads
   int head_dim = 0;  // a multiple of 8, at most 256
   int seqlen_q = 0;  // dense: rows of a sequence. Packed: an upper bound
-  int seqlen_k = 0;
+  int seqlen_k = 0;  // the same for k and v
 };
 
 // Lengths that live beside the data (on the device for Device::kCuda) and are read there only.
@@ -115,7 +118,7 @@ struct Append {
 
 // How the keys of a sequence are shared out.
 struct Split {
-  int num_splits = 0;  // 0: chosen by plan_splitkv; 1: not split; at most 256
+  int num_splits = 0;  // 0: as suits the call; 1: not split; at most 256
   int split_size = 0;  // > 0: split s is tokens [s * split_size, (s + 1) * split_size), a multiple
                        // of 64; num_splits is then 0
 
