@@ -33,14 +33,6 @@ _MAX_HEAD_DIM = max(BUILD.get("head_dims") or (256,))
 _verdicts: dict[int, str] = {}
 
 
-def is_known_to_serve(q: Tensor) -> bool:
-    """Whether q is on the CPU, or a check has found that this build serves its GPU and head dim."""
-    if not q.is_cuda:
-        return q.is_cpu
-    known = _verdicts.get(q.get_device()) == ""
-    return known and (_MAX_HEAD_DIM == 256 or q.shape[-1] <= _MAX_HEAD_DIM)
-
-
 def check(q: Tensor, head_dim: int) -> None:
     """Raises NotImplementedError where this build has nothing for q's device and head dim."""
     if not q.is_cuda:

@@ -28,6 +28,18 @@ def fwd_splitkv(q: Tensor, *others: Any) -> Tensor:
     return _out(q)
 
 
+def fwd_splitkv_basic(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor | None,
+    block_table: Tensor | None, window_right: int = -1, cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int = -1,
+) -> Tensor:  # fmt: skip
+    _splitkv_checks.check_op(
+        q, k_cache, v_cache, cache_seqlens, block_table, window_right,
+        cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
+    )  # fmt: skip
+    return _out(q)
+
+
 def fwd_splitkv_lse(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     return fwd_splitkv(q, *others), _lse(q)
 

@@ -31,6 +31,7 @@ _ARGUMENTS = {
     "fwd": _FWD,
     "fwd_lse": _FWD,
     "fwd_out": _RESULTS + _FWD,
+    "fwd_splitkv_basic": [*_SPLITKV[:6], "cu_seqlens_q", "max_seqlen_q"],
     "fwd_splitkv": _SPLITKV,
     "fwd_splitkv_lse": _SPLITKV,
     "fwd_splitkv_out": _RESULTS + _SPLITKV,
@@ -102,6 +103,7 @@ load_error = _load()
 fwd = _operator("fwd")
 fwd_lse = _operator("fwd_lse")
 fwd_out = _operator("fwd_out")
+fwd_splitkv_basic = _operator("fwd_splitkv_basic")
 fwd_splitkv = _operator("fwd_splitkv")
 fwd_splitkv_lse = _operator("fwd_splitkv_lse")
 fwd_splitkv_out = _operator("fwd_splitkv_out")

@@ -12,13 +12,13 @@ from typing import Any
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
-from . import _device, _lengths
+from . import _lengths
 from ._operand_checks import forward_ad_active
 
 
 def is_plain(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> bool:
-    """Whether neither gradients, tracing, a subclass, a device that is not served nor the checked
-    mode can play a part. ``others`` are those of the call that may require a gradient too."""
+    """Whether neither gradients, tracing, a subclass nor the checked mode can play a part.
+    ``others`` are those of the call that may require a gradient too."""
     if is_dynamo_compiling() or _lengths.asked_for() or forward_ad_active():
         return False
     if not type(q) is type(k) is type(v) is Tensor:
@@ -29,7 +29,7 @@ def is_plain(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None) -> bool:
         for tensor in others:
             if tensor is not None and getattr(tensor, "requires_grad", True):
                 return False
-    return _device.is_known_to_serve(q)
+    return True
 
 
 def entry(operator: Callable[..., Any]) -> Callable[..., Any]:

@@ -85,6 +85,11 @@ def is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool)
 
 
+def is_plain_bound(value: object) -> bool:
+    """Whether an operator takes it as it is."""
+    return type(value) is int and 0 <= value <= MAX_ROWS
+
+
 def check_bound(name: str, value: object) -> int:
     if not is_int(value):
         got = f"a tensor on {value.device}" if isinstance(value, Tensor) else repr(value)

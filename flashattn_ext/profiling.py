@@ -119,6 +119,7 @@ _NAMES = {
     "fwd": _forward,
     "fwd_lse": _forward,
     "fwd_out": _forward,
+    "fwd_splitkv_basic": _over_cache,
     "fwd_splitkv": _over_cache,
     "fwd_splitkv_lse": _over_cache,
     "fwd_splitkv_out": _over_cache,

@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 from . import _ops, _plain, _splitkv_checks
 from ._operand_checks import lse_shape
-from ._score_checks import OPEN_WINDOW, check_flag
+from ._score_checks import OPEN_WINDOW, check_flag, is_plain_bound
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -152,6 +152,31 @@ def flash_fwd_splitkv(
     value, as do new tokens for a page, cache row or input that is in use beside them (this waits
     for the device, except while a CUDA graph is captured, which it leaves out).
     """
+    # What serving needs most often: few arguments, each of which costs time (docs/tuning.md).
+    if (
+        not is_dynamo_compiling() and type(cache_seqlens) is Tensor
+        and k_new is v_new is cache_batch_idx is cache_leftpad is rotary_cos is rotary_sin is None
+        and rotary_interleaved is True and softmax_scale is None
+        and (causal is True or causal is False) and window_size is OPEN_WINDOW
+        and type(softcap) is float and softcap == 0.0 and alibi_slopes is sinks is None
+        and type(num_splits) is int and num_splits == 0 and split_size is None
+        and out is None and return_lse is False and _plain.is_plain(q, k_cache, v_cache)
+        and (max_seqlen_q is None if cu_seqlens_q is None else is_plain_bound(max_seqlen_q))
+    ):  # fmt: skip
+        basic, right = _plain.entry(_ops.fwd_splitkv_basic), 0 if causal else -1
+        attended: Tensor
+        try:
+            if cu_seqlens_q is None:
+                attended = basic(q, k_cache, v_cache, cache_seqlens, block_table, right)
+            else:
+                attended = basic(
+                    q, k_cache, v_cache, cache_seqlens, block_table, right, cu_seqlens_q,
+                    max_seqlen_q,
+                )  # fmt: skip
+            return attended
+        except Exception:
+            _plain.explain(_splitkv_checks.check_call, locals())
+            raise
     if return_lse is not False:
         check_flag("return_lse", return_lse)
     numbers = None

@@ -257,6 +257,10 @@ void fwd_splitkv_append_out(Arguments const& a, Tensor const& out, OptionalTenso
   "Tensor? cache_batch_idx=None, Tensor? cache_leftpad=None, int num_splits=0, "                 \
   "int split_size=0, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None"
 
+#define FLASHATTN_BASIC_OPTIONS                                       \
+  "Tensor? cache_seqlens, Tensor? block_table, int window_right=-1, " \
+  "Tensor? cu_seqlens_q=None, int max_seqlen_q=-1"
+
 // An operator from a function of Arguments and of what the schema has before them.
 template <auto kFunction, class... First>
 auto op(First const&... first, Tensor const& q, Tensor const& k_cache, Tensor const& v_cache,
@@ -272,9 +276,37 @@ auto op(First const&... first, Tensor const& q, Tensor const& k_cache, Tensor co
                    first...);
 }
 
+// fwd_splitkv with those arguments that serving needs most often. Also an argument that a call
+// leaves out has its cost: twelve of them 1.2 us (H200's host, 2026-11-30, docs/tuning.md).
+Tensor fwd_splitkv_basic(Tensor const& q, Tensor const& k_cache, Tensor const& v_cache,
+                         OptionalTensor const& cache_seqlens, OptionalTensor const& block_table,
+                         int64_t window_right, OptionalTensor const& cu_seqlens_q,
+                         int64_t max_seqlen_q) {
+  OptionalTensor const none;
+  return fwd_splitkv({.q = q,
+                      .k_cache = k_cache,
+                      .v_cache = v_cache,
+                      .cache_seqlens = cache_seqlens,
+                      .block_table = block_table,
+                      .softmax_scale = std::nullopt,
+                      .window_left = -1,
+                      .window_right = window_right,
+                      .cu_seqlens_q = cu_seqlens_q,
+                      .max_seqlen_q = max_seqlen_q,
+                      .cache_seqlen = 0,
+                      .cache_batch_idx = none,
+                      .cache_leftpad = none,
+                      .num_splits = 0,
+                      .split_size = 0,
+                      .softcap = 0,
+                      .alibi_slopes = none,
+                      .sinks = none});
+}
+
 }  // namespace
 
 void define_splitkv(Library& m) {
+  m.def("fwd_splitkv_basic(" FLASHATTN_CACHES FLASHATTN_BASIC_OPTIONS ") -> Tensor");
   m.def("fwd_splitkv(" FLASHATTN_CACHES FLASHATTN_OPTIONS ") -> Tensor");
   m.def("fwd_splitkv_lse(" FLASHATTN_CACHES FLASHATTN_OPTIONS ") -> (Tensor out, Tensor lse)");
   m.def("fwd_splitkv_out(" FLASHATTN_RESULTS FLASHATTN_CACHES FLASHATTN_OPTIONS ") -> ()");
@@ -287,6 +319,7 @@ void define_splitkv(Library& m) {
 }
 
 void implement_splitkv(Library& m) {
+  m.impl("fwd_splitkv_basic", TORCH_BOX(&fwd_splitkv_basic));
   m.impl("fwd_splitkv", TORCH_BOX((&op<fwd_splitkv>)));
   m.impl("fwd_splitkv_lse", TORCH_BOX((&op<fwd_splitkv_lse>)));
   m.impl("fwd_splitkv_out", TORCH_BOX((&op<fwd_splitkv_out, Tensor, OptionalTensor>)));

@@ -10,7 +10,7 @@ import flashattn_ext
 
 from . import peers, sdpa
 from .backend import Backend, Call
-from .cases import Case, Combine
+from .cases import Case, Combine, Decode
 from .problems import CombineProblem, PrefillProblem, Problem
 
 
@@ -26,14 +26,18 @@ class Ours(Backend):
         options: dict[str, Any] = {} if problem.table is None else {"block_table": problem.table}
         if case.split_size:
             options["split_size"] = case.split_size
+        q = problem.q
+        if isinstance(case, Decode):  # as many queries of each sequence
+            q = q.view(case.batch, case.seqlen, case.heads, case.head_dim)
+        else:
+            options |= {"cu_seqlens_q": problem.starts, "max_seqlen_q": problem.longest_query}
 
         def run(k: Tensor, v: Tensor) -> Any:
             return flashattn_ext.flash_fwd_splitkv(
-                problem.q, k, v, cache_seqlens=problem.used, cu_seqlens_q=problem.starts,
-                max_seqlen_q=problem.longest_query, causal=case.causal, **options,
-            )  # fmt: skip
+                q, k, v, cache_seqlens=problem.used, causal=case.causal, **options
+            )
 
-        return Call(run, problem.rotation, lambda out: out)
+        return Call(run, problem.rotation, lambda out: out.view(problem.q.shape))
 
     def _prefill(self, problem: PrefillProblem) -> Call:
         case = problem.case

@@ -139,7 +139,7 @@ class _Bench:
         if self.problem is None:
             self.problem = build(self.case, self.device, copies=self.clock == "graph")
         call = backend.call(self.problem)
-        with backend.context(), warnings.catch_warnings():
+        with torch.no_grad(), backend.context(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says on the way why it has no such kernel
             if self.refcheck:
                 difference = self._difference(self.problem, call)

@@ -55,6 +55,7 @@ def register() -> None:
     """
     if _ops.load_error:
         raise RuntimeError(_ops.load_error)
+    # A call with DTensors is not plain, so fwd_splitkv_basic never has any.
     for name in ("fwd", "fwd_splitkv", "fwd_splitkv_append"):
         for suffix, results in (("", ["out"]), ("_lse", ["out", "lse"])):
             operator = getattr(torch.ops.flashattn_ext, name + suffix).default

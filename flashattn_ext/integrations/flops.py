@@ -83,6 +83,17 @@ def _fwd_splitkv(
     return _flops(q, lengths_q, lengths_k, window_left, window_right)
 
 
+def _fwd_splitkv_basic(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor | None,
+    block_table: Tensor | None, window_right: int = -1, cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int = -1, out_val: Any = None, **_kwargs: Any,
+) -> int:  # fmt: skip
+    return _fwd_splitkv(
+        q, k_cache, v_cache, cache_seqlens, block_table, window_right,
+        cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
+    )  # fmt: skip
+
+
 def _fwd_splitkv_append(
     k_new: Tensor, v_new: Tensor, rotary_cos: Tensor | None, rotary_sin: Tensor | None,
     rotary_interleaved: bool, *arguments: Any, out_val: Any = None, **_kwargs: Any,
@@ -99,6 +110,7 @@ _FORMULAS: dict[str, Formula] = {
     "fwd": _fwd,
     "fwd_lse": _fwd,
     "fwd_out": _into(_fwd),
+    "fwd_splitkv_basic": _fwd_splitkv_basic,
     "fwd_splitkv": _fwd_splitkv,
     "fwd_splitkv_lse": _fwd_splitkv,
     "fwd_splitkv_out": _into(_fwd_splitkv),

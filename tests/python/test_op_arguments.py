@@ -40,8 +40,19 @@ def test_operators_get_few_arguments(monkeypatch):
     name, given = handed_on(monkeypatch, function, *operands, causal=True, return_lse=True)
     assert name == "fwd_lse" and list(given)[3:] == ["window_right"]
     function, operands, options = pages("cpu")
-    name, given = handed_on(monkeypatch, function, *operands, **options)
-    assert name == "fwd_splitkv" and list(given)[3:] == ["cache_seqlens", "block_table"]
+    basic = ["cache_seqlens", "block_table", "window_right"]
+    for causal in (False, True):
+        name, given = handed_on(monkeypatch, function, *operands, **options, causal=causal)
+        assert name == "fwd_splitkv_basic" and list(given)[3:] == basic
+        assert given["window_right"] == (0 if causal else -1)
+    q, ends = operands[0].flatten(0, 1), ints([0, S, 2 * S], "cpu")
+    packed = {"cu_seqlens_q": ends, "max_seqlen_q": S}
+    name, given = handed_on(monkeypatch, function, q, *operands[1:], **options, **packed)
+    assert name == "fwd_splitkv_basic"
+    assert list(given)[3:] == [*basic, *packed] and given["max_seqlen_q"] == S
+    for others in ({"num_splits": 2}, {"softcap": 1.0}, {"window_size": (3, -1)}):
+        name, given = handed_on(monkeypatch, function, *operands, **options, **others)
+        assert name == "fwd_splitkv" and list(given)[3:5] == basic[:2]
 
 
 def lengths(*values):
@@ -70,8 +81,8 @@ def test_no_option_gets_lost(out, return_lse, append, monkeypatch):
     new = {name: bf16(cpu, B, 1, HK, D) for name in ("k_new", "v_new")} if append else {}
     dense_calls = [*COMMON, {"seqused_k": lengths(3, 4)}, {**ROWS, **KEYS}]
     calls = [(flashattn_ext.flash_fwd, {}, option) for option in dense_calls if not append]
-    cached = {"cache_seqlens": 0, **new}
-    calls += [(flashattn_ext.flash_fwd_splitkv, cached, o) for o in [*COMMON, *OF_CACHES]]
+    for cached in ({"cache_seqlens": 0, **new}, {"cache_seqlens": lengths(2, 1), **new}):
+        calls += [(flashattn_ext.flash_fwd_splitkv, cached, o) for o in [*COMMON, *OF_CACHES]]
     for function, options, option in calls:
         q = bf16(cpu, B, S, 4, D)
         q = q.flatten(0, 1) if "cu_seqlens_q" in option else q
