@@ -16,6 +16,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+# 74 of attention, 6 of flash_combine (three types, few parts or many), 2 that append, 1 that merges
 MAX_KERNELS = 83
 # The largest has 48 (prefill, head dim 160, sm_80): values kept across the loads of a product.
 MAX_FRAME_BYTES = 64

@@ -127,8 +127,15 @@ void expect_shares_cover(Problem const& problem, int most) {
   EXPECT_EQ(covered, total * team);
   EXPECT_TRUE(seen == expected_blocks(p, plan));
   int64_t const shares_of_list = most / team;
-  int64_t const equal = (total + shares_of_list - 1) / shares_of_list;
-  EXPECT_LE(largest, std::max<int64_t>(equal + plan.share.cut_cost, plan.share.least));
+  int64_t most_of_one = (total + shares_of_list - 1) / shares_of_list;  // of an equal share
+  if (plan.share.whole_tiles > 0) {
+    most_of_one += plan.share.cut_cost;
+  } else {
+    int64_t const least = plan.share.least, tiles = plan.share.tiles.divisor();
+    bool const are_short = most_of_one > least && total <= 2 * least * tiles;
+    most_of_one = std::max(most_of_one, are_short ? 2 * least : least);
+  }
+  EXPECT_LE(largest, most_of_one);
 
   std::set<int64_t> used;
   EXPECT_EQ(cut.size(), slots.size());
